@@ -212,9 +212,9 @@ class GeneratePiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOutputResult:
-    """The result of one ForwardOutput, from the model's distribution before temperature and filters."""
+    """The result of one ForwardOutputParams, from the model's distribution before temperature and filters."""
 
-    index: int  # as in the ForwardOutput
+    index: int  # as in the ForwardOutputParams
     token_id: int | None = None  # the sampled token, which is not appended to the context. None: not requested
     seed: int | None = None  # the seed that repeats the sample
     logprobs: Sequence[float] = ()  # one for each of `logprob_ids`, in their order
@@ -578,7 +578,7 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardOutput:
+class ForwardOutputParams:
     """What to return of the distribution that follows one token of a forward pass."""
 
     index: int = 0  # the token, by its index in the pass's tokens, from 0
@@ -607,7 +607,7 @@ class ForwardRequest:
     masks: Sequence[Sequence[tuple[int, int]]] = ()
     # Full pages stay working pages, so that Truncate can remove their tokens, until the next operation that computes.
     keep_working: bool = False
-    outputs: Sequence[ForwardOutput] = ()  # what to return; up to 256, each for a different token
+    outputs: Sequence[ForwardOutputParams] = ()  # what to return; up to 256, each for a different token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from jaxctx.model.weights import load_model
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 
 LENGTH, STEPS = 2000, 120
-ROOM = (STEPS + 70) * 9  # for 9 tokens a step, 70 of which it takes until all streams decode
+MAX_NEW_TOKENS = (STEPS + 70) * 9  # for 9 tokens a step, 70 of which it takes until all streams decode
 
 
 class Nobody(ResultFuture):
@@ -73,7 +73,7 @@ def measure(core: EngineCore, streams: int) -> list[tuple[float, float]]:
         context_id = core.contexts.create(caller, CreateContextRequest()).id
         core.fill(caller, context_id, rng.integers(3, 500, LENGTH).astype(np.int32), True, Nobody())
         request = GenerateRequest(
-            context_id=context_id, max_tokens=ROOM, sampling=SamplingParams(temperature=0.0), ignore_eos=True
+            context_id=context_id, max_tokens=MAX_NEW_TOKENS, sampling=SamplingParams(temperature=0.0), ignore_eos=True
         )
         core.generate(caller, request, context_id, 0, Nobody())
     while len(core.scheduler.running) < streams or any(not request.is_decoding for request in core.scheduler.running):
@@ -85,7 +85,9 @@ def measure(core: EngineCore, streams: int) -> list[tuple[float, float]]:
 
 def main() -> None:
     loaded = load_model(BUNDLED, dtype="float32")
-    config = EngineConfig(pages=64 * 240, max_batch=64, max_batch_tokens=512, max_context_tokens=LENGTH + ROOM)
+    config = EngineConfig(
+        pages=64 * 240, max_batch=64, max_batch_tokens=512, max_context_tokens=LENGTH + MAX_NEW_TOKENS
+    )
     device = ModelRunner(loaded.model, loaded.params, config)
     device.compile()
     print("streams  drafts   sent  booked  (ms, medians of", STEPS - 20, "steps)")

@@ -48,7 +48,7 @@ from jaxctx.v1.generation_pb2 import SamplingParams
 
 START_TIMEOUT_S = 600.0
 SERVICE = b"jaxctx.v1.ContextService"  # serves once the model is loaded
-MOST_OPEN = 2000  # requests of an open loop at once; beyond that the client itself is overloaded, and says so
+MAX_OPEN = 2000  # requests of an open loop at once; beyond that the client itself is overloaded, and says so
 
 
 @dataclass
@@ -156,7 +156,7 @@ async def open_loop(caller: Caller, rate: float, seconds: float) -> Outcome:
     open_: set[asyncio.Task[None]] = set()
     for n in range(int(rate * seconds)):
         await asyncio.sleep(max(0.0, started + n / rate - time.perf_counter()))
-        if len(open_) >= MOST_OPEN:
+        if len(open_) >= MAX_OPEN:
             outcome.skipped += 1
             continue
         outcome.asked.append(time.perf_counter() - started)

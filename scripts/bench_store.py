@@ -99,7 +99,7 @@ def one_round(root: Path, number: int, pages: list[bytes], times: dict[str, list
     page_bytes, tokens = len(pages[0]), np.arange(len(pages) * 16, dtype=np.int32)
     lineage = ContextRecord(
         identity=b"bench", model_revision="", salt="", kv_dtype="", page_size=16, page_bytes=page_bytes, tokens=tokens,
-        marks={}, seq_len=len(tokens), committed_pages=len(pages), working_tokens=0, manual_commit=False,
+        attention_overrides={}, seq_len=len(tokens), committed_pages=len(pages), working_tokens=0, manual_commit=False,
     )  # fmt: skip
     store.begin(lineage).abort()
 

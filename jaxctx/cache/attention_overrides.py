@@ -1,23 +1,24 @@
 """Attention overrides: the position and mask of a token that was not computed in the default way.
 
 By default a token's position is its index in the sequence, and it attends to every token up to and including itself.
-The override of any other token is called its *mark*: bytes that hold its position and the index ranges that it attends
-to. Keys and values depend on both. Hence marks are part of a page's identity, and they are stored with the tokens, so
-that a page can be computed again. The default is always written as no mark at all: an explicit causal mask equals it.
+The override of any other token is a byte string with its position and the index ranges that it attends to. Keys and
+values depend on both. Hence overrides are part of a page's identity, and they are stored with the tokens, so that a
+page can be computed again. The default has no override: an explicit causal mask is written as the default.
 
-    mark of a token:  position, start, stop, start, stop, …     int32 each; no range: attends to all up to itself
-    marks of a page:  offset, length of mark, mark, …           int32 each; ascending offsets of marked tokens only
+    override of a token:  position, start, stop, start, stop, …            int32 each; no range: all up to itself
+    overrides of a page:  offset, length of the override, override, …      offset and length int32, in bytes;
+                                                                           ascending offsets of overridden tokens only
 """
 
 from array import array
 from collections.abc import Iterable, Mapping
 
 
-def encode_mark(index: int, position: int, ranges: Iterable[tuple[int, int]] = ()) -> bytes:
-    """The mark of the token at `index`; b"" if it is computed in the default way.
+def encode_override(index: int, position: int, ranges: Iterable[tuple[int, int]] = ()) -> bytes:
+    """The override of the token at `index`; b"" if it is computed in the default way.
 
     `ranges` are `[start, stop)`, ascending, within `0 .. index`. Adjacent ranges are joined, so that equal masks have
-    equal marks.
+    equal overrides.
     """
     bounds: list[int] = []  # start, stop, start, stop, …
     for start, stop in ranges:
@@ -32,20 +33,20 @@ def encode_mark(index: int, position: int, ranges: Iterable[tuple[int, int]] = (
     return array("i", [position, *bounds]).tobytes()
 
 
-def decode_mark(mark: bytes) -> tuple[int, list[tuple[int, int]]]:
-    """Position and ranges of a mark that is not empty. No ranges: the token attends to everything up to itself."""
-    position, *bounds = array("i", mark)
+def decode_override(override: bytes) -> tuple[int, list[tuple[int, int]]]:
+    """Position and ranges of an override that is not empty. No ranges: the token attends to everything up to itself."""
+    position, *bounds = array("i", override)
     return position, list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
-def encode_page(marks: Mapping[int, bytes], first: int, size: int) -> bytes:
-    """The marks of the page whose tokens have the indices `first .. first + size - 1`; b"" if it has none."""
-    if not marks:
+def encode_page_overrides(overrides: Mapping[int, bytes], first: int, size: int) -> bytes:
+    """The overrides of the page whose tokens have the indices `first .. first + size - 1`; b"" if it has none."""
+    if not overrides:
         return b""
     page = bytearray()
     for offset in range(size):
-        mark = marks.get(first + offset)
-        if mark:
-            page += array("i", [offset, len(mark)]).tobytes()
-            page += mark
+        override = overrides.get(first + offset)
+        if override:
+            page += array("i", [offset, len(override)]).tobytes()
+            page += override
     return bytes(page)

@@ -31,7 +31,7 @@ def refcounts(context: Context, contexts: Iterable[Context]) -> list[int]:
     return counts + [1] * context.working_pages
 
 
-def held(contexts: Iterable[Context]) -> int:
+def count_held_pages(contexts: Iterable[Context]) -> int:
     """How many pages the contexts that are not suspended hold together. A shared page counts once."""
     working = 0
     nodes = set[PageNode]()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jaxctx.cache.attention_overrides import encode_page
+from jaxctx.cache.attention_overrides import encode_page_overrides
 from jaxctx.cache.context import Context, OffloadedPage
 from jaxctx.cache.page_pool import OutOfPages, PagePool
 from jaxctx.cache.prefix_index import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
@@ -74,7 +74,7 @@ class BlockManager:
     def raise_if_unavailable(self, count: int) -> None:
         """Raises OutOfPages unless `count` pages can be allocated."""
         if count > self.available:
-            raise OutOfPages(f"{count} pages are not to be had")  # how many there are depends on other tenants
+            raise OutOfPages(f"{count} pages are not available")  # how many there are depends on other tenants
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
         """Take free pages, if possible adjacent to page `after`. Cached pages are evicted as needed, in LRU order.
@@ -113,8 +113,10 @@ class BlockManager:
         duplicates: list[int] = []
         for position, page in enumerate(context.working[:count]):
             tokens = context.recent[position * page_bytes : (position + 1) * page_bytes]
-            marks = encode_page(context.marks, context.tail.depth * self.page_size, self.page_size)
-            context.tail = self.index.commit(context.tail, context.root, tokens, marks, page)
+            overrides = encode_page_overrides(
+                context.attention_overrides, context.tail.depth * self.page_size, self.page_size
+            )
+            context.tail = self.index.commit(context.tail, context.root, tokens, overrides, page)
             if context.tail.page != page:
                 duplicates.append(page)
             if context.table is not None:
@@ -145,7 +147,9 @@ class BlockManager:
         recent_tokens = length - context.tail.depth * self.page_size
         context.recent = context.recent[: recent_tokens * TOKEN_BYTES]
         context.working_tokens = min(context.working_tokens, recent_tokens)
-        context.marks = {index: mark for index, mark in context.marks.items() if index < length}
+        context.attention_overrides = {
+            index: override for index, override in context.attention_overrides.items() if index < length
+        }
         context.computed = min(context.computed, length)
         for number, offloaded in list(context.offloaded_pages.items()):
             offloaded.tokens = min(offloaded.tokens, length - number * self.page_size)
@@ -206,8 +210,8 @@ class BlockManager:
         searched = max(tokens - start.depth * self.page_size, 0)
         known = (known + more)[: searched * TOKEN_BYTES]
         if start.parent is None:
-            return self.index.search(context.root, known, context.marks)
-        return self.index.walk(start, known, context.root, context.marks)
+            return self.index.search(context.root, known, context.attention_overrides)
+        return self.index.walk(start, known, context.root, context.attention_overrides)
 
     def lookup_tiers(self, context: Context, tokens: int, more: bytes = b"") -> list[TierEntry]:
         """The context's next pages that any tier has, up to the first gap. Arguments as in `lookup_index`.
@@ -239,26 +243,41 @@ class BlockManager:
         context.raise_if_suspended()
         tokens = context.length if tokens is None else tokens
         gained = 0
-        waiting = False  # for data that has not arrived
+        waiting = False  # whether the next page's data has not arrived, or a page for it is missing
         while gained < limit:
-            within = tokens
-            if context.tail.depth:  # at the root, the longest of several paths is taken, whatever `limit` is
-                within = min(tokens, context.seq_len + (limit - gained) * self.page_size)
+            within = self._tokens_to_look_up(context, tokens, limit - gained)
             entries = self.lookup_tiers(context, within)[: limit - gained]
             if entries and not (waiting and entries[0].page == NOWHERE):
-                loaded = 0
-                while loaded < len(entries):
-                    if not self._append_entry(context, entries[loaded], tokens, gained, ready):
-                        break
-                    loaded += 1
-                    gained += 1
+                appended = self._append_entries(context, entries, tokens, gained, ready)
+                gained += appended
                 # If the next entry was lost, the path ends elsewhere now, and there may be another one.
-                waiting = loaded < len(entries) and not entries[loaded].lost
+                waiting = appended < len(entries) and not entries[appended].lost
             elif self._fetch(context, within, limit - gained):
                 waiting = True  # look again: the fetch may have displaced another page of this path
             else:
                 break
         return gained
+
+    def _tokens_to_look_up(self, context: Context, tokens: int, pages: int) -> int:
+        """How far into its first `tokens` tokens a context looks for its next `pages` pages.
+
+        At the root, of several paths the longest is taken, whatever the number of pages: all tokens count.
+        """
+        if not context.tail.depth:
+            return tokens
+        return min(tokens, context.seq_len + pages * self.page_size)
+
+    def _append_entries(
+        self, context: Context, entries: list[TierEntry], tokens: int, gained: int, ready: Ready
+    ) -> int:
+        """Continue a context with these entries until one cannot be appended; returns how many were.
+
+        `gained` pages were appended before. See `_append_entry`.
+        """
+        for appended, entry in enumerate(entries):
+            if not self._append_entry(context, entry, tokens, gained + appended, ready):
+                return appended
+        return len(entries)
 
     def _fetch(self, context: Context, tokens: int, count: int) -> bool:
         """Begin to fetch up to `count` of the context's next pages from disk; returns whether any fetch began.

@@ -58,9 +58,8 @@ class Context:
     tail: PageNode  # the last committed page; held by this context unless it is suspended
     working: list[int] = field(default_factory=list)  # page ids; those with tokens come first
     recent: bytes = b""  # int32 bytes of working tokens, then buffered ones; forks share it
-    marks: Mapping[int, bytes] = field(
-        default_factory=dict
-    )  # attention overrides of its tokens, by index; forks share it
+    # By token index, as `cache.attention_overrides` encodes them; forks share the mapping.
+    attention_overrides: Mapping[int, bytes] = field(default_factory=dict)
     working_tokens: int = 0  # tokens with KV in working pages
     suspended: bool = False
     computed: int = 0  # tokens that had KV when it was suspended, or saved as the snapshot that it was opened from

@@ -168,8 +168,10 @@ class ContextCache:
         index = self.block_manager.index
         root = publication.root
         for node, page in zip(context.chain(), pages, strict=True):
-            publication.tail = index.commit(publication.tail, root, node.tokens, node.marks, page)
-        publication.marks = {index: mark for index, mark in context.marks.items() if index < publication.length}
+            publication.tail = index.commit(publication.tail, root, node.tokens, node.attention_overrides, page)
+        publication.attention_overrides = {
+            index: override for index, override in context.attention_overrides.items() if index < publication.length
+        }
         index.publish(root)
         self.publications[root] = publication
         return publication
@@ -191,20 +193,20 @@ class ContextCache:
 
     # --- tokens and their pages ----------------------------------------------------------------------------------
 
-    def append(self, context: Context, tokens: TokenIds, marks: Sequence[bytes] = ()) -> None:
+    def append(self, context: Context, tokens: TokenIds, overrides: Sequence[bytes] = ()) -> None:
         """Append tokens, `[tokens]` int32, to the buffered ones; takes no pages.
 
-        `marks`, if not empty, has the attention override of every token, b"" for none; see `attention_overrides`.
+        `overrides`, if not empty, has one entry a token, as `cache.attention_overrides` encodes it; b"" for none.
         """
         context.raise_if_closed()
         first = context.length
         context.recent += encode_tokens(tokens)
-        if any(marks):
-            all_marks = dict(context.marks)  # a copy: forks share the mapping
-            for index, mark in enumerate(marks, first):
-                if mark:
-                    all_marks[index] = mark
-            context.marks = all_marks
+        if any(overrides):
+            all_overrides = dict(context.attention_overrides)  # a copy: forks share the mapping
+            for index, override in enumerate(overrides, first):
+                if override:
+                    all_overrides[index] = override
+            context.attention_overrides = all_overrides
 
     def match(self, context: Context, tokens: int | None = None) -> int:
         """Attach committed pages on the device that hold the next buffered tokens; returns the number of those tokens.
@@ -255,7 +257,7 @@ class ContextCache:
     def find(self, identity: Identity, tokens: TokenIds) -> PrefixMatch:
         """The pages that a new context filled with `tokens` would find."""
         index = self.block_manager.index
-        path = index.search(index.root(identity), encode_tokens(tokens), marks={})
+        path = index.search(index.root(identity), encode_tokens(tokens), overrides={})
         return summarize(path)
 
     def peek(self, context: Context, more: TokenIds = (), tokens: int | None = None) -> PrefixMatch:
@@ -288,7 +290,7 @@ class ContextCache:
         """
         context.raise_if_suspended()
         if not 0 <= tokens <= context.buffered_tokens:
-            raise OutOfRange(f"{tokens} tokens to settle, {context.buffered_tokens} buffered")
+            raise OutOfRange(f"{tokens} tokens computed, {context.buffered_tokens} buffered")
         if context.working_tokens + tokens > len(context.working) * self.page_size:
             raise FailedPrecondition(f"no working pages for {tokens} more tokens")
         context.working_tokens += tokens
@@ -327,7 +329,7 @@ class ContextCache:
             return 0
         contexts = self.context_table.by_use
         others = (context for context in contexts if context not in victims)
-        return audit.held(contexts) - audit.held(others)
+        return audit.count_held_pages(contexts) - audit.count_held_pages(others)
 
     def clear_cached(self) -> int:
         """Drop every page without holders, in all tiers; returns how many were on the device."""

@@ -1,8 +1,8 @@
 """Page numbers as tenants see them: a tenant's pages, numbered from 1 in the order in which it first saw each.
 
-A page id tells where the page lies in the pool, and ids that come one after the other tell what other tenants allocate
-and release. A page number tells a tenant only whether two pages are the same. A page that was free in between counts
-as a new page and gets a new number.
+A page id reveals where the page is in the pool, and a series of ids reveals what other tenants allocate and release. A
+page number reveals to a tenant only whether two pages are the same. A page that was free in between counts as a new
+page and gets a new number.
 """
 
 from collections import defaultdict

@@ -42,7 +42,7 @@ class PagePool:
         `after` must not be free. The choice is deterministic. Raises OutOfPages, and takes none, if fewer are free.
         """
         if count > self.free:
-            raise OutOfPages(f"{count} pages are not to be had")  # how many are free depends on other tenants
+            raise OutOfPages(f"{count} pages are not available")  # how many are free depends on other tenants
         self._allocations += 1
         taken: list[int] = []
         if count and after is not None and self._is_free[after + 1 - self.first_page]:

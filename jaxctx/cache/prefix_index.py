@@ -32,7 +32,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from jaxctx.cache.attention_overrides import encode_page
+from jaxctx.cache.attention_overrides import encode_page_overrides
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.int32]  # validated by the caller
 
@@ -42,7 +42,7 @@ NOWHERE = -1  # the page or slot of data that is not in that tier
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Everything that determines a page's KV, apart from tokens and marks. Different identities share no pages."""
+    """Everything that determines a page's KV, apart from tokens and overrides. Different identities share no pages."""
 
     namespace: str
     model_revision: str
@@ -88,10 +88,12 @@ class PageNode(TierPlacement):
     tokens: bytes
     owner: PageNode = field(init=False)  # the root of the identity whose contexts may find it
     identity: Identity | None = None  # set for a root only
-    marks: bytes = b""  # attention overrides of its tokens, see `attention_overrides`
+    attention_overrides: bytes = b""  # of its tokens, see `cache.attention_overrides`
     holders: int = 0  # contexts whose last node this is, and children that are held
     depth: int = 0  # pages up to and including this one; 0 for a root
-    children: dict[tuple[PageNode, bytes, bytes], PageNode] = field(default_factory=dict)  # by owner, tokens and marks
+    children: dict[tuple[PageNode, bytes, bytes], PageNode] = field(
+        default_factory=dict
+    )  # by owner, tokens and overrides
     indexed: bool = False  # whether it is one of its parent's children
 
     def lineage(self, after: int = 0) -> Iterator[PageNode]:
@@ -105,7 +107,7 @@ class PageNode(TierPlacement):
     def forget(self) -> None:
         """Remove the node from the index, because no tier has its data any more."""
         assert self.parent is not None
-        del self.parent.children[self.owner, self.tokens, self.marks]
+        del self.parent.children[self.owner, self.tokens, self.attention_overrides]
         self.indexed = False
 
 
@@ -147,66 +149,70 @@ class PrefixIndex:
         """Undo `publish`: contexts keep the pages that they hold, and find no further ones."""
         del self._published[root]
 
-    def search(self, root: PageNode, tokens: bytes, marks: Mapping[int, bytes]) -> list[PageNode]:
+    def search(self, root: PageNode, tokens: bytes, overrides: Mapping[int, bytes]) -> list[PageNode]:
         """The longest path for a sequence that begins with `tokens`: from its own root, or from a published one."""
-        longest = self.walk(root, tokens, root, marks)
+        longest = self.walk(root, tokens, root, overrides)
         if self._published:
             reader = _without_namespace(root)
             for start, readers in self._published.items():
                 if readers == reader:
-                    path = self.walk(start, tokens, root, marks)
+                    path = self.walk(start, tokens, root, overrides)
                     if len(path) > len(longest):
                         longest = path
         return longest
 
-    def walk(self, node: PageNode, tokens: bytes, owner: PageNode, marks: Mapping[int, bytes]) -> list[PageNode]:
+    def walk(self, node: PageNode, tokens: bytes, owner: PageNode, overrides: Mapping[int, bytes]) -> list[PageNode]:
         """The indexed nodes that continue `node` with the leading full pages of `tokens`, as far as they exist.
 
-        `node` is a root or indexed; `owner` is the root of the reader's identity; `marks` are by index in the sequence.
-        Nothing is acquired.
+        `node` is a root or indexed; `owner` is the root of the reader's identity; `overrides` are the attention
+        overrides by index in the sequence. Nothing is acquired.
         """
         page_bytes = self.page_bytes
         page_size = page_bytes // TOKEN_BYTES
         first = node.depth * page_size  # index of the first of `tokens` in the sequence
         path: list[PageNode] = []
         for start in range(0, len(tokens) - page_bytes + 1, page_bytes):
-            page_marks = encode_page(marks, first + start // TOKEN_BYTES, page_size) if marks else b""
-            child = self.child(node, owner, tokens[start : start + page_bytes], page_marks)
+            page_overrides = (
+                encode_page_overrides(overrides, first + start // TOKEN_BYTES, page_size) if overrides else b""
+            )
+            child = self.child(node, owner, tokens[start : start + page_bytes], page_overrides)
             if child is None:
                 break
             path.append(child)
             node = child
         return path
 
-    def child(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes) -> PageNode | None:
-        """The indexed child of `parent` with these tokens and marks that `owner` may find, or None.
+    def child(self, parent: PageNode, owner: PageNode, tokens: bytes, overrides: bytes) -> PageNode | None:
+        """The indexed child of `parent` with these tokens and overrides that `owner` may find, or None.
 
         That is a child of this owner or, behind a published parent, one that belongs to the publication.
         """
         owners = (parent.owner, owner) if parent.owner in self._published else (owner,)
         for allowed_owner in owners:
-            node = parent.children.get((allowed_owner, tokens, marks))
+            node = parent.children.get((allowed_owner, tokens, overrides))
             if node is not None:
                 return node
         return None
 
-    def commit(self, parent: PageNode, owner: PageNode, tokens: bytes, marks: bytes, page: int) -> PageNode:
+    def commit(self, parent: PageNode, owner: PageNode, tokens: bytes, overrides: bytes, page: int) -> PageNode:
         """Move one hold from `parent` to its child with these tokens, and return the child.
 
         If the index has no such child, it is made, with `page`. The data of `page` must be on the device by now. An
         indexed node without a page takes this one. If the returned node has another page, `page` is a duplicate, which
         the caller must release.
         """
-        node = self.child(parent, owner, tokens, marks)
+        node = self.child(parent, owner, tokens, overrides)
         if node is not None:
             if node.page == NOWHERE:
                 self.place(node, page)
             self.acquire(node)
             self.release(parent)
             return node
-        node = PageNode(parent, tokens, marks=marks, page=page, holders=1, depth=parent.depth + 1, indexed=True)
+        node = PageNode(
+            parent, tokens, attention_overrides=overrides, page=page, holders=1, depth=parent.depth + 1, indexed=True
+        )
         node.owner = owner
-        parent.children[owner, tokens, marks] = node
+        parent.children[owner, tokens, overrides] = node
         return node  # the hold on the parent now counts for its held child
 
     def place(self, node: PageNode, page: int) -> None:

@@ -7,7 +7,7 @@
     decoding/      beam search, best of n, speculative and windowed decoding, as programs over contexts
 
 These are the asyncio client. The blocking client in `_sync/` is the same code without `await`, written from it by
-scripts/sync_client.py; neither is a wrapper of the other. Shared by both, as they call nobody:
+scripts/sync_client.py; neither is a wrapper of the other. Shared by both, as they make no calls:
 
     requests.py    arguments as request messages
     options.py     options of outputs, for type checkers

@@ -25,8 +25,8 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 600.0
 
-# The contract says which methods may be repeated. Others may have happened: whoever wants to make a context once
-# chooses its id, and takes AlreadyExists for the answer that was lost.
+# The contract says which methods may be repeated. A call of another method may have been carried out although its
+# answer was lost. To create a context only once, choose its id: AlreadyExists then stands for the lost answer.
 _REPEATABLE_METHODS = [method for method in METHODS.values() if method.GetOptions().idempotency_level]
 _RETRIES = {
     "name": [{"service": method.containing_service.full_name, "method": method.name} for method in _REPEATABLE_METHODS],

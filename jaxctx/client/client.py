@@ -125,7 +125,7 @@ class Client(AsyncCloseable):
                 add_special_tokens=add_special_tokens,
                 timeout_s=timeout_s,
             )
-        except GeneratorExit:  # nobody is left to close it for
+        except GeneratorExit:  # the caller is gone: there is no one to close it for
             raise
         except BaseException:
             with contextlib.suppress(JaxctxError):
@@ -134,7 +134,7 @@ class Client(AsyncCloseable):
         return context
 
     async def context(self, context_id: str, *, timeout_s: float | None = None) -> Context:
-        """A context that exists, whoever made it on whichever connection. Raises NotFound if none has this id."""
+        """A context that exists, made by any client on any connection. Raises NotFound if none has this id."""
         context = Context(self._channel, context_id)
         await context.refresh(timeout_s=timeout_s)
         return context

@@ -31,8 +31,8 @@ from jaxctx.types import (
 from jaxctx.v1 import context_service_pb2, snapshot_service_pb2
 
 # A writer that was cancelled releases its context within one step of the engine; until then the context is BUSY. So the
-# operation after one that was cut short first asks, with these pauses, until it is not.
-SETTLE_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+# operation after one that was cut short first polls the state, with these pauses, until it is not BUSY.
+IDLE_POLL_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Context(AsyncCloseable):
@@ -48,7 +48,7 @@ class Context(AsyncCloseable):
         self.id = context_id
         self._channel = channel
         self._info = info
-        self.cut_short = False  # a call of ours ended before its answer; the server may be busy with it for a moment
+        self.cut_short = False  # a call ended before its answer; the server may still be busy with it
         self._closed = False
         self.opened: FillResult | None = None  # for a context from a snapshot: where its KV came from
 
@@ -394,14 +394,14 @@ class Context(AsyncCloseable):
         return list((await self._get(timeout_s, include_ancestors=True)).ancestors)
 
     async def compare(self, other: Context | str, *, timeout_s: float | None = None) -> Comparison:
-        """Where this context (a) and another one (b), given as an object or by its id, part."""
-        other_id = getattr(other, "id", other)  # an object of the other client works too
+        """Where this context (a) and another one (b), given as an object or by its id, diverge."""
+        other_id = other if isinstance(other, str) else other.id  # a context of the other client works too
         request = requests.build_request(context_service_pb2.CompareRequest, a=self.id, b=other_id)
         response = await self._channel.call(self._channel.contexts.Compare, request, timeout_s)
         return convert.comparison_from_proto(response)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
-        """Give up the context; a running writer is cancelled. Closing twice, or what is gone already, is no error."""
+        """Close the context; a running writer is cancelled. Closing a closed or unknown context is no error."""
         if self._closed:
             return
         request = requests.build_request(context_service_pb2.CloseContextRequest, context_id=self.id)
@@ -418,18 +418,18 @@ class Context(AsyncCloseable):
         timeout_s: float | None,
     ) -> ResponseT:
         """Call a method that writes to this context, once the server is done with one that was cut short."""
-        await self._settle()
+        await self._wait_until_idle()
         try:
             return await self._channel.call(method, request, timeout_s)
         except CUT_SHORT:
             self.cut_short = True
             raise
 
-    async def _settle(self) -> None:
-        """After a call that was cut short: wait for a moment while the server still works on it."""
+    async def _wait_until_idle(self) -> None:
+        """After a call that was cut short: wait, not long, while the server still works on it."""
         if self.cut_short:
             self.cut_short = False
-            for pause_s in SETTLE_PAUSES_S:
+            for pause_s in IDLE_POLL_PAUSES_S:
                 await self._get(None)
                 if self.info.state is not ContextState.BUSY:
                     return
@@ -472,7 +472,7 @@ class Stream(AsyncIterator[Piece[Context]]):
         self._request = request
         self._timeout_s = timeout_s
         self._ended = False
-        # Started here unless the source must settle first, so that streams made one after the other run together.
+        # Started here unless the source must become idle first, so that streams made one after the other run together.
         self._call = None if source.cut_short else self._start()
 
     def _start(self) -> Any:
@@ -483,7 +483,7 @@ class Stream(AsyncIterator[Piece[Context]]):
         if self._ended:
             raise StopAsyncIteration
         if self._call is None:
-            await self._source._settle()
+            await self._source._wait_until_idle()
             self._call = self._start()
         try:
             response = await self._source._channel.read(self._call)
@@ -509,7 +509,7 @@ class Stream(AsyncIterator[Piece[Context]]):
             self._ended = True
             if self._call is not None:
                 self._call.cancel()
-                for context in self._contexts.values():  # the server may hold them for a moment longer
+                for context in self._contexts.values():  # the server may still be busy with them
                     context.cut_short = True
 
     async def __aenter__(self) -> Self:

@@ -65,8 +65,8 @@ class CallOutputOptions(SamplingOptions, total=False):
 class ForwardOutputOptions:
     """What to return of the distribution that follows one token of a forward pass.
 
-    The client's counterpart of `types.ForwardOutput`, whose `sample` has every value of the sampling: here it is a dict
-    with those that the caller chose, as in `generate`, and only these are sent.
+    The client's counterpart of `types.ForwardOutputParams`, whose `sample` has every value of the sampling. Here it is
+    a dict with the values that the caller chose, as in `generate`, and only these are sent.
     """
 
     index: int = 0  # the token, by its index in the pass's tokens, from 0

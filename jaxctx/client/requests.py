@@ -1,7 +1,9 @@
 """Arguments of the client's methods as request messages. The server alone checks ranges.
 
-What no message can hold (another type, a number of too many bits, a lone surrogate) is an InvalidArgument here, which
-names the field as the server would.
+Each method of the client names the fields of its request as keywords of `build_request`, which calls the message's own
+constructor with them. The constructor refuses what no message can hold: a value of another type, a number of too many
+bits, a lone surrogate. Such a value raises InvalidArgument with the path of its field, as the server would write it.
+Protobuf's errors do not name the field, so its path is searched afterwards, in the message's descriptor.
 """
 
 import math
@@ -145,7 +147,7 @@ def output_fields(options: Mapping[str, Any], options_class: type) -> dict[str, 
 
 
 def forward_output_fields(output: ForwardOutputOptions) -> dict[str, Any]:
-    """The fields of a ForwardOutput message."""
+    """The fields of a ForwardOutputParams message."""
     return {
         "index": output.index,
         "sample": output.sample,

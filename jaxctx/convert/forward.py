@@ -1,4 +1,4 @@
-"""Forward passes: tokens with positions and attention masks, and what is asked of their distributions."""
+"""Forward passes: tokens with positions and attention masks, and the requested outputs of their distributions."""
 
 from collections.abc import Sequence
 
@@ -9,18 +9,18 @@ from jaxctx.convert.generation import (
     top_logprob_from_proto,
     top_logprob_to_proto,
 )
-from jaxctx.types import ForwardOutput, ForwardOutputResult, ForwardRequest, ForwardResult
+from jaxctx.types import ForwardOutputParams, ForwardOutputResult, ForwardRequest, ForwardResult
 from jaxctx.v1 import context_service_pb2, forward_pb2
 
 
 def attention_mask_from_proto(message: forward_pb2.AttentionMask) -> tuple[tuple[int, int], ...]:
-    """What one token sees: ranges of (start, stop). Raises ValueError for a start without a stop."""
+    """The mask of one token: ranges of (start, stop). Raises ValueError for a start without a stop."""
     bounds = message.bounds
     return tuple(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def attention_mask_to_proto(ranges: Sequence[tuple[int, int]]) -> forward_pb2.AttentionMask:
-    """What one token sees: start, stop, start, stop, ..."""
+    """The mask of one token: start, stop, start, stop, ..."""
     bounds = []
     for start, stop in ranges:
         bounds.append(start)
@@ -28,9 +28,9 @@ def attention_mask_to_proto(ranges: Sequence[tuple[int, int]]) -> forward_pb2.At
     return forward_pb2.AttentionMask(bounds=bounds)
 
 
-def forward_output_from_proto(message: forward_pb2.ForwardOutput) -> ForwardOutput:
-    """What is asked of one token's distribution."""
-    return ForwardOutput(
+def forward_output_params_from_proto(message: forward_pb2.ForwardOutputParams) -> ForwardOutputParams:
+    """The requested output of one token's distribution."""
+    return ForwardOutputParams(
         index=message.index,
         sample=sampling_params_from_proto(message.sample) if message.HasField("sample") else None,
         logprob_ids=tuple(message.logprob_ids),
@@ -40,9 +40,9 @@ def forward_output_from_proto(message: forward_pb2.ForwardOutput) -> ForwardOutp
     )
 
 
-def forward_output_to_proto(value: ForwardOutput) -> forward_pb2.ForwardOutput:
-    """What is asked of one token's distribution."""
-    return forward_pb2.ForwardOutput(
+def forward_output_params_to_proto(value: ForwardOutputParams) -> forward_pb2.ForwardOutputParams:
+    """The requested output of one token's distribution."""
+    return forward_pb2.ForwardOutputParams(
         index=value.index,
         sample=None if value.sample is None else sampling_params_to_proto(value.sample),
         logprob_ids=value.logprob_ids,
@@ -60,7 +60,7 @@ def forward_request_from_proto(message: context_service_pb2.ForwardRequest) -> F
         positions=tuple(message.positions),
         masks=tuple([attention_mask_from_proto(each) for each in message.masks]),
         keep_working=message.keep_working,
-        outputs=tuple([forward_output_from_proto(each) for each in message.outputs]),
+        outputs=tuple([forward_output_params_from_proto(each) for each in message.outputs]),
     )
 
 
@@ -72,12 +72,12 @@ def forward_request_to_proto(value: ForwardRequest) -> context_service_pb2.Forwa
         positions=value.positions,
         masks=[attention_mask_to_proto(each) for each in value.masks],
         keep_working=value.keep_working,
-        outputs=[forward_output_to_proto(each) for each in value.outputs],
+        outputs=[forward_output_params_to_proto(each) for each in value.outputs],
     )
 
 
 def forward_output_result_from_proto(message: forward_pb2.ForwardOutputResult) -> ForwardOutputResult:
-    """The answer to one ForwardOutput."""
+    """The answer to one ForwardOutputParams."""
     return ForwardOutputResult(
         index=message.index,
         token_id=message.token_id if message.HasField("token_id") else None,
@@ -90,7 +90,7 @@ def forward_output_result_from_proto(message: forward_pb2.ForwardOutputResult) -
 
 
 def forward_output_result_to_proto(value: ForwardOutputResult) -> forward_pb2.ForwardOutputResult:
-    """The answer to one ForwardOutput."""
+    """The answer to one ForwardOutputParams."""
     return forward_pb2.ForwardOutputResult(
         index=value.index,
         token_id=value.token_id,

@@ -46,7 +46,7 @@ _TASK_PHASE_FROM_PROTO: dict[int, TaskPhase] = {number: member for member, numbe
 
 
 def criterion_from_proto(number: int) -> Criterion | None:
-    """What an asker wants, None for 0. A number that only a later version knows is THROUGHPUT."""
+    """The criterion of this number; None for 0. A number that only a later version knows is THROUGHPUT."""
     if number == session_service_pb2.CRITERION_UNSPECIFIED:
         return None
     return _CRITERION_FROM_PROTO.get(number, Criterion.THROUGHPUT)
@@ -154,7 +154,7 @@ def call_output_to_proto(value: CallOutput) -> session_service_pb2.CallOutput:
 
 
 def parameter_from_proto(message: session_service_pb2.Parameter) -> Parameter:
-    """What stands at a place of a template: exactly one of a text, a variable and an output is not None."""
+    """The value of a place in a template: exactly one of a text, a variable and an output is not None."""
     return Parameter(
         name=message.name,
         text=message.text if message.HasField("text") else None,
@@ -164,7 +164,7 @@ def parameter_from_proto(message: session_service_pb2.Parameter) -> Parameter:
 
 
 def parameter_to_proto(value: Parameter) -> session_service_pb2.Parameter:
-    """What stands at a place of a template: a text, a variable or an output."""
+    """The value of a place in a template: a text, a variable or an output."""
     if value.output is not None:
         return session_service_pb2.Parameter(name=value.name, output=call_output_to_proto(value.output))
     if value.variable_id is not None:
@@ -219,7 +219,7 @@ def submit_call_result_to_proto(value: SubmitCallResult) -> session_service_pb2.
 
 
 def graph_task_from_proto(message: session_service_pb2.GraphTask) -> GraphTask:
-    """What makes a variable."""
+    """A task, which makes a variable."""
     return GraphTask(
         call_id=message.call_id,
         phase=task_phase_from_proto(message.phase),
@@ -234,7 +234,7 @@ def graph_task_from_proto(message: session_service_pb2.GraphTask) -> GraphTask:
 
 
 def graph_task_to_proto(value: GraphTask) -> session_service_pb2.GraphTask:
-    """What makes a variable."""
+    """A task, which makes a variable."""
     return session_service_pb2.GraphTask(
         call_id=value.call_id,
         phase=task_phase_to_proto(value.phase),

@@ -1,9 +1,8 @@
-"""What an engine is given once, at start: its sizes, and the clocks and random numbers that it uses.
+"""The configuration of an engine, given once at start: its sizes, and the clocks and random numbers that it uses.
 
 Also how many bytes a page of KV takes, and how many pages fit into a share of memory.
 """
 
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -13,9 +12,10 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from jaxctx.errors import InvalidArgument
+from jaxctx.host_memory import physical_memory
 from jaxctx.model.interface import KVSpec
 
-CPU_SHARE = 0.25  # of physical memory, at most: a server on a desk is not alone
+CPU_SHARE = 0.25  # of physical memory, at most: the machine may have other work
 ACCELERATOR_SHARE = 0.95  # of what weights, code and temporaries leave free
 
 
@@ -135,11 +135,6 @@ def page_bytes(spec: KVSpec, page_size: int) -> int:
     """Bytes of one page: keys and values of `page_size` tokens in all layers, and the scales of 8 bits."""
     size = jnp.dtype(spec.dtype).itemsize
     return 2 * spec.layers * spec.kv_heads * (spec.head_dim * size + (4 if size == 1 else 0)) * page_size
-
-
-def physical_memory() -> int:
-    """Bytes of the machine, not of an accelerator."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def pages_in_host_memory(spec: KVSpec, page_size: int, share: float = CPU_SHARE) -> int:

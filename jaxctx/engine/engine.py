@@ -116,7 +116,7 @@ class LocalEngine(Engine):
             if info is not None:
                 return info
             if caller.deadline is None or self._deps.clock() > caller.deadline - ANSWER_S:
-                message = f"{pages} pages are not to be had now; none was taken"
+                message = f"{pages} pages are not available now; none was taken"
                 raise ResourceExhausted(message, reason="OUT_OF_PAGES", retry_after_s=1.0)
             await asyncio.sleep(RETRY_S)
 

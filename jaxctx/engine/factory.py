@@ -96,7 +96,7 @@ def use_compilation_cache(directory: Path) -> None:
 
 
 def engine_info(served: ServedModel, config: EngineConfig, mesh: Mesh | None = None) -> EngineInfo:
-    """What the engine reports of itself, and what does not change while it runs."""
+    """The properties that the engine reports of itself. They do not change while it runs."""
     return EngineInfo(
         model_id=served.model_id,
         model_revision=served.revision,

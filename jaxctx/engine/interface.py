@@ -111,7 +111,7 @@ class Engine(ProgramEngine, Protocol):
         """
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
-        """Allocate working pages ahead, so that what follows does not wait for them."""
+        """Allocate working pages ahead, so that later operations do not wait for them."""
 
     async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:
         """Make the first full working pages immutable and shareable."""
@@ -151,7 +151,7 @@ class Engine(ProgramEngine, Protocol):
         """A new context from a snapshot. Opening twice gives two that are independent."""
 
     async def take(self, caller: Caller, request: OpenRequest) -> FillResult:
-        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets
+        """Open the latest version and delete the name, atomically: of two racing calls one gets
         NotFound.
 
         If meanwhile another version became the latest, that is Aborted (VERSION_MISMATCH), and nothing is deleted.
@@ -172,7 +172,7 @@ class Engine(ProgramEngine, Protocol):
         """Change time to live or labels of a version. What is unset stays as it is."""
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
-        """Delete a name or one version of it, and tell how many versions that were.
+        """Delete a name or one version of it, and return how many versions that were.
 
         Contexts that were opened from it live on.
         """

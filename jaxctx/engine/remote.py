@@ -158,7 +158,7 @@ class RemoteEngine(ProgramEngine):
         include_tokens: bool = False,
         include_ancestors: bool = False,
     ) -> GetContextResult:
-        """One context, with what is asked for."""
+        """One context, with the details that are requested."""
         request = context_service_pb2.GetContextRequest(
             context_id=context_id,
             include_pages=include_pages,

@@ -123,11 +123,11 @@ LIMITS: Mapping[str, int] = {
     "intermediate_size": 2**19,  # 53,248
     "max_position_embeddings": 2**24,  # 10,485,760; RoPE's positions are float32, which has no odd numbers beyond
     "original_max_position_embeddings": 2**24,
-    "sliding_window": 2**31 - 1,  # beyond the positions it is none
+    "sliding_window": 2**31 - 1,  # larger than all positions: no window
     "max_window_layers": 2**31 - 1,  # likewise beyond the layers
 }
-# What leaves no frequency of RoPE, and no root of a mean square, outside of what float32 can tell from 0 and infinity.
-# Below a base of 1 later pairs would turn faster than earlier ones.
+# Within these bounds, every frequency of RoPE and every root of a mean square is a finite float32 above 0. With a base
+# below 1, later pairs would rotate faster than earlier ones.
 ROPE_THETA = (1.0, 1e30)
 ROPE_FACTOR = (1.0, 1e6)
 BAND_FACTOR = (1e-6, 1e6)  # low_freq_factor, high_freq_factor
@@ -231,7 +231,7 @@ class Reader:
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """False where nothing is said."""
+        """A truth value; False if it is missing and has no default."""
         value = self.get(key) if key in self.raw else self.defaults.get(key, False)
         if not isinstance(value, bool):
             self.refuse(key, f"must be true or false, not {_shown(value)}")
@@ -245,14 +245,14 @@ class Reader:
         return tuple(ids)
 
     def inner(self, key: str) -> "Reader":
-        """The object there, empty if there is none."""
+        """The object of this key; an empty one if it is missing."""
         value = self.get(key)
         if not isinstance(value, Mapping | None):
             self.refuse(key, f"must be an object, not {_shown(value)}")
         return Reader(value or {}, self.file, f"{self.prefix}{key}.")
 
     def one_of(self, supported: Sequence[Any], *keys: str) -> Any:
-        """The value of the first of these keys that is there, else the first that is supported."""
+        """The value of the first of these keys that has one, else the first supported value."""
         value = next((self.get(key) for key in keys if self.get(key) is not None), supported[0])
         if value not in supported:
             self.refuse(keys[0], f"{_shown(value)} is not supported; supported are {', '.join(map(str, supported))}")
@@ -267,7 +267,7 @@ class Reader:
 
 
 def _shown(value: object) -> str:
-    """For a message, which a value of a megabyte should not fill."""
+    """The value as text for a message, up to 80 characters of it."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
@@ -290,7 +290,7 @@ def _refuse_unsupported(read: Reader) -> None:
 
 
 def _head_dim(read: Reader, width: int, heads: int) -> int:
-    """As in transformers: what is said, else for all but Qwen3 (128) an equal share of the width."""
+    """As in transformers: the file's value, else 128 for Qwen3 and an equal share of the width for all others."""
     if read.get("head_dim") is None and width % heads:
         read.refuse("head_dim", f"missing, and num_attention_heads = {heads} does not divide hidden_size = {width}")
     share = width // heads if read.defaults["head_dim"] is None else None
@@ -340,10 +340,10 @@ def _layer_types(read: Reader, layers: int) -> list[str] | None:
 def _rope(read: Reader) -> tuple[float, RopeScaling | None]:
     """Base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4).
 
-    A file may have both, for either to read. Which of them goes first depends on who reads, so they must agree.
+    A file may have both, one for each version. Which one counts depends on the reader, so they must agree.
     """
-    said = [scaling for key in ("rope_parameters", "rope_scaling") if (scaling := read.inner(key)).raw]
-    found = [_scaling(read, scaling) for scaling in said or [read.inner("rope_parameters")]]
+    given = [read.inner(key) for key in ("rope_parameters", "rope_scaling") if read.inner(key).raw]
+    found = [_scaling(read, scaling) for scaling in given or [read.inner("rope_parameters")]]
     if found[0] != found[-1]:
         why = f"{_in_words(*found[-1])}, but rope_parameters says {_in_words(*found[0])}; remove the one that is wrong"
         read.refuse("rope_scaling", why)
@@ -351,7 +351,7 @@ def _rope(read: Reader) -> tuple[float, RopeScaling | None]:
 
 
 def _scaling(read: Reader, scaling: Reader) -> tuple[float, RopeScaling | None]:
-    """What one object of RoPE's parameters says, with what only the file around it says."""
+    """Base and scaling of one object of RoPE's parameters; `read` is the file around it, which may have the base."""
     theta = (read if scaling.get("rope_theta") is None else scaling).number("rope_theta", *ROPE_THETA)
     scaling.one_of([1.0], "partial_rotary_factor")
     kind = scaling.one_of(["default", "linear", "llama3"], "rope_type", "type")
@@ -370,12 +370,12 @@ def _scaling(read: Reader, scaling: Reader) -> tuple[float, RopeScaling | None]:
 
 
 def _original_positions(read: Reader, scaling: Reader) -> int:
-    """As in transformers: at the top, where some files have it, else with the scaling, else all positions."""
+    """As in transformers: from the top of the file if it is there, else from the scaling, else all positions."""
     key = "original_max_position_embeddings"
-    said = [place.size(key) for place in (read, scaling) if place.get(key) is not None]
-    if len(set(said)) > 1:
-        scaling.refuse(key, f"{said[1]}, but {read.prefix}{key} = {said[0]}")
-    return said[0] if said else read.size("max_position_embeddings")
+    given = [place.size(key) for place in (read, scaling) if place.get(key) is not None]
+    if len(set(given)) > 1:
+        scaling.refuse(key, f"{given[1]}, but {read.prefix}{key} = {given[0]}")
+    return given[0] if given else read.size("max_position_embeddings")
 
 
 def _in_words(theta: float, scaling: RopeScaling | None) -> str:

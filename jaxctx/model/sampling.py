@@ -65,22 +65,36 @@ def slot_state(slots: int, vocab_size: int) -> SlotState:
 def slot_words(
     slot: int, vocab_size: int, prompt: np.ndarray, output: np.ndarray, bias: Mapping[int, float], stops: Sequence[int]
 ) -> np.ndarray:
-    """What penalties, bias and min_tokens of the sequence that takes a slot depend on, for `load_slot`.
+    """The argument of `load_slot`: what penalties, bias and min_tokens of the sequence that takes a slot depend on.
 
-    `prompt` and `output` are ids `[tokens]`, the latter sampled before it was preempted. Returns int32
-    `[1 + 2 * vocab_size]`: slot | by token how often it was sampled << 2, in the prompt << 1, a stop id | bias bits.
-    Of stop ids and biases those that are no tokens are left out.
+    `prompt` and `output` are token ids `[tokens]`; `output` was sampled before the request was preempted. Returns int32
+    `[1 + 2 * vocab_size]`: the slot, the history of each token (`_token_history`), the bits of each token's bias.
+    Stop ids and biases outside the vocabulary are left out.
     """
-    known, biases = np.bincount(output, minlength=vocab_size) << 2, np.zeros(vocab_size, np.float32)
-    known[prompt] |= 2
-    known[[token for token in stops if 0 <= token < vocab_size]] |= 1
-    bias = {token: value for token, value in bias.items() if 0 <= token < vocab_size}
-    biases[list(bias)] = list(bias.values())
-    return np.concatenate([[slot], known, biases.view(np.int32)], dtype=np.int32)
+    history = _token_history(vocab_size, prompt, output, stops)
+    biases = _bias_by_token(vocab_size, bias)
+    return np.concatenate([[slot], history, biases.view(np.int32)], dtype=np.int32)
+
+
+def _token_history(vocab_size: int, prompt: np.ndarray, output: np.ndarray, stops: Sequence[int]) -> np.ndarray:
+    """The history of every token, int64 `[vocab_size]`: times sampled << 2 | in the prompt << 1 | a stop id."""
+    history = np.bincount(output, minlength=vocab_size) << 2
+    history[prompt] |= 2
+    history[[token for token in stops if 0 <= token < vocab_size]] |= 1
+    return history
+
+
+def _bias_by_token(vocab_size: int, bias: Mapping[int, float]) -> np.ndarray:
+    """The bias of every token, float32 `[vocab_size]`; ids outside the vocabulary are left out."""
+    biases = np.zeros(vocab_size, np.float32)
+    for token, value in bias.items():
+        if 0 <= token < vocab_size:
+            biases[token] = value
+    return biases
 
 
 def load_slot(state: SlotState, words: Int32[Array, " words"]) -> SlotState:
-    """Tell a slot about its sequence, by `slot_words`.
+    """The state with a slot filled from the `words` of its sequence, see `slot_words`.
 
     Only sequences with penalties, a bias or min_tokens need this: others never read those parts of their slot.
     """
@@ -139,21 +153,21 @@ def unpack_rows(words: Int32[Array, "rows 11"]) -> SamplingBatch:
 def sample(
     logits: Float32[Array, "rows vocab"], batch: SamplingBatch, slots: Int32[Array, " rows"], state: SlotState
 ) -> tuple[Sampled, SlotState]:
-    """Draw one token per row; note it in the row's slot and count it there, unless that is the scratch slot.
+    """Draw one token per row, and note and count it in the row's slot, unless that is the scratch slot.
 
-    Work that no row asks for is skipped at run time (`lax.cond`), so an all-greedy batch pays for an argmax.
+    Work that no row needs is skipped at run time (`lax.cond`): an all-greedy batch costs an argmax.
     """
     plain = ~(_adjusted(batch) | (batch.temperature > 0)).any()
     tokens = lax.cond(
         plain, lambda: jnp.argmax(logits, -1).astype(jnp.int32), lambda: _next(logits, batch, slots, state)
     )
     nothing = partial(jax.tree.map, jnp.zeros_like, jax.eval_shape(_logprobs, logits, tokens))
-    told = lax.cond(batch.logprobs.any(), partial(_logprobs, logits, tokens), nothing)
+    logprobs = lax.cond(batch.logprobs.any(), partial(_logprobs, logits, tokens), nothing)
     rows = state.counts.shape[0]
     counted = jnp.where(slots < rows - 1, slots, rows)
     last_token = state.last_token.at[counted].set(tokens, mode="drop")
     counts = state.counts.at[counted, tokens].add(1, mode="drop")
-    return Sampled(tokens, *told), state._replace(last_token=last_token, counts=counts)
+    return Sampled(tokens, *logprobs), state._replace(last_token=last_token, counts=counts)
 
 
 def _adjusted(batch: SamplingBatch) -> jax.Array:

@@ -1,10 +1,10 @@
-"""Programs: graphs of many calls. Texts that are not there yet, the calls that make them, and which engine runs which.
+"""Programs: graphs of many calls. Texts that do not exist yet, the calls that make them, and which engine runs a call.
 
     variables.py         a text that is set once, and can be waited for, streamed or polled
     template.py          a prompt with placeholders: what a semantic call is made of
-    engine_registry.py   engines: whether they answer, what they hold, how much room they have
+    engine_registry.py   engines: whether they answer, what they hold, how much capacity they have
     tasks.py             semantic calls and their tasks, which continue one sequence
-    graph.py             which task makes which variable; who asked, how urgently, and which tasks form a group
+    graph.py             which task makes which variable; which are asked for, how urgently; and groups of tasks
     dispatcher.py        which engine a ready task goes to, and why
     executor.py          one task on one engine: contexts, tokens, and resuming after the loss of an engine
     native_functions.py  functions of texts, on threads of the server
@@ -12,6 +12,6 @@
 
     submit ──▶ graph ──asked for, inputs set──▶ queue ──dispatcher──▶ engine ──tokens──▶ variable ──▶ graph
 
-Nothing runs that nobody asked for. Everything lives on one event loop and waits for nothing but engines, which it sees
+A task runs only if its output is asked for. Everything runs on one event loop and waits only for engines, which it uses
 through the Engine interface alone: it knows no transport, page or device. Called by the server's SessionService.
 """

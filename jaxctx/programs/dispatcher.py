@@ -1,9 +1,9 @@
-"""The dispatcher: ready tasks wait in one queue, and each goes to the engine that suits it best when that has room.
+"""The dispatcher: ready tasks wait in one queue, and each goes to the engine that suits it best when that has capacity.
 
-In this order: a task group goes together; tasks with the same constant prefix go together; an engine that holds the
-longest part of the prompt is preferred; else the engine on whose users the task has the least impact. Tenants take
-turns; within one tenant, what an older request needs goes first. All but the turns are switches (`Policy`), and every
-decision states its reason.
+The engine is chosen by these rules, in this order: the tasks of a group go to one engine; tasks with the same constant
+prefix go to one engine; an engine that holds the longest part of the prompt is preferred; otherwise the engine on whose
+users the task has the least impact. Tenants take turns; within one tenant, tasks that an older request needs go first.
+All rules but the turns can be switched off (`Policy`), and every decision states its reason.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from jaxctx.programs.tasks import Task
 log = logging.getLogger("jaxctx.programs")
 MAX_WAITING = 1000  # tasks of a tenant
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 30.0  # after which a task that an engine refused is tried again
-# A task may be what engines die of. An engine that was lost with it counts GENERATING_SCORE if it was generating for
-# it, else 1; the task fails at MAX_FAILURE_SCORE. Whatever the task is given sets the score back to 0.
+# A task may be the cause of engine failures. Each engine that is lost with it adds GENERATING_SCORE to its score if the
+# engine was generating for it, else 1; the task fails at MAX_FAILURE_SCORE. Any output sets the score back to 0.
 GENERATING_SCORE, MAX_FAILURE_SCORE = 4, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What the dispatcher takes into account. Each is a setting of the server, `--dispatch-…`."""
+    """The rules that the dispatcher applies. Each is a setting of the server, `--dispatch-…`."""
 
     task_groups: bool = True
     same_prefix: bool = True
     cached_prefix: bool = True
-    least_impact: bool = True  # else the first engine with room
+    least_impact: bool = True  # else the first engine with capacity
     app_order: bool = True  # else in the order of becoming ready
 
 
@@ -44,7 +44,7 @@ class Placement:
 
 
 class Dispatcher:
-    """The queue, and the tasks that run. Lives on the event loop."""
+    """The queue, and the tasks that run. Used on the event loop."""
 
     def __init__(
         self,
@@ -53,8 +53,9 @@ class Dispatcher:
         policy: Policy | None = None,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """`run` does a task on an engine; the end is reported to the task's graph. For `heartbeat_s` see
-        `EngineRegistry`.
+        """`run` runs a task on an engine; the dispatcher reports its end to the task's graph.
+
+        `heartbeat_s`: see `EngineRegistry`.
         """
         self.engines = EngineRegistry(self.schedule_dispatch, self._engine_lost, heartbeat_s)
         self.policy = policy or Policy()
@@ -63,7 +64,7 @@ class Dispatcher:
         self._turns_taken: dict[str, int] = defaultdict(int)  # by tenant: how many of its tasks were placed
         self._current_turn = 0  # `_turns_taken` of the tenant that was served last, before it was
         self._placements: dict[Task, Placement] = {}
-        self._drivers: set[asyncio.Task[None]] = set()  # keeps those alive that were cancelled and have not ended
+        self._drivers: set[asyncio.Task[None]] = set()  # those that have not ended, cancelled ones too
         self._is_scheduled = False
 
     def submit(self, task: Task) -> None:
@@ -77,11 +78,12 @@ class Dispatcher:
             task.call.results.fail(task, error)
             return
         queue[task] = None
-        self._turns_taken[tenant] = max(self._turns_taken[tenant], self._current_turn)  # absence saves up no turns
+        # A tenant without tasks saves up no turns.
+        self._turns_taken[tenant] = max(self._turns_taken[tenant], self._current_turn)
         self.schedule_dispatch()
 
     def withdraw(self, task: Task) -> None:
-        """Neither run the task nor report its end."""
+        """Stop the task if it waits or runs, without reporting its end."""
         self._queues[task.call.tenant].pop(task, None)
         placement = self._placements.pop(task, None)
         if placement is not None:
@@ -104,11 +106,11 @@ class Dispatcher:
             placed = set(unit[: self._place(unit)])
             if placed:
                 waiting = [task for task in waiting if task not in placed]
-            else:  # where the first in line must wait, nobody overtakes it
+            else:  # the first task must wait, and no other of its model overtakes it
                 waiting = [task for task in waiting if task.call.model_id != first.call.model_id]
 
     def _in_turn(self) -> list[Task]:
-        """Return the waiting tasks in the order in which they are to be placed."""
+        """Return the waiting tasks in the order in which they are placed."""
         turns: list[tuple[int, Task]] = []
         for tenant, queue in self._queues.items():
             tasks = list(queue)
@@ -120,7 +122,7 @@ class Dispatcher:
         return [task for _, task in turns]
 
     def _belong_together(self, task: Task, other: Task) -> bool:
-        """Whether two waiting tasks are to be placed on one engine: of one group, or with one constant prefix."""
+        """Whether two waiting tasks go to one engine: those of one group, or with one constant prefix."""
         if task is other:
             return True
         call, other_call = task.call, other.call
@@ -133,34 +135,36 @@ class Dispatcher:
         return (call.tenant, call.model_id, call.prefix) == (other_call.tenant, other_call.model_id, other_call.prefix)
 
     def _place(self, unit: Sequence[Task]) -> int:
-        """Start as many tasks of the unit, from the first, as the best engine has room for; return how many."""
+        """Start as many tasks of the unit, from the first, as the best engine has capacity for; return how many."""
         first = unit[0]
-        room: dict[EngineHandle, int] = {}
+        capacity: dict[EngineHandle, int] = {}
         for engine in self.engines.serving(first.call.model_id):
             count = engine.count_fitting(unit)
             if count > 0:
-                room[engine] = count
-        if not room:
+                capacity[engine] = count
+        if not capacity:
             return 0
-        engine, reason = self._choose_engine(first, room)
+        engine, reason = self._choose_engine(first, capacity)
         self._start(first, engine, reason)
-        for task in unit[1 : room[engine]]:
+        for task in unit[1 : capacity[engine]]:
             self._start(task, engine, f"with {first.output.id}: {reason}")
-        return room[engine]
+        return capacity[engine]
 
-    def _choose_engine(self, task: Task, room: dict[EngineHandle, int]) -> tuple[EngineHandle, str]:
-        """Return the engine that is to take the first tasks of a unit, and the reason. `room`: how many each can."""
+    def _choose_engine(self, task: Task, capacity: dict[EngineHandle, int]) -> tuple[EngineHandle, str]:
+        """Return the engine for the first tasks of a unit, and the reason. `capacity`: how many each can take."""
         context = task.call.context
-        if context is not None and context.engine in room:
+        if context is not None and context.engine in capacity:
             return context.engine, "its call's context is there"
         group = task.group if self.policy.task_groups else None
-        if group is not None and group.engine is not None and group.engine in room:
+        if group is not None and group.engine is not None and group.engine in capacity:
             return group.engine, "its task group is there"
-        most_room = max(room.values())
-        roomiest = [engine for engine, count in room.items() if count == most_room]
-        chosen = min(roomiest, key=lambda engine: engine.impact(task)) if self.policy.least_impact else roomiest[0]
+        largest = max(capacity.values())
+        largest_engines = [engine for engine, count in capacity.items() if count == largest]
+        chosen = largest_engines[0]
+        if self.policy.least_impact:
+            chosen = min(largest_engines, key=lambda engine: engine.impact(task))
         if self.policy.cached_prefix:
-            candidates = roomiest if group is not None else list(room)
+            candidates = largest_engines if group is not None else list(capacity)
             cached = {engine: engine.count_cached_characters(task) for engine in candidates}
             longest = max(cached.values())
             if longest > cached[chosen]:
@@ -200,7 +204,7 @@ class Dispatcher:
             error = Internal("a task met a defect of the server")
         placement = self._placements.get(task)
         if placement is None or placement.driver is not asyncio.current_task():
-            return  # withdrawn, or its engine was lost: this result comes late
+            return  # the task was withdrawn, or its engine was lost: this result is too late
         if isinstance(error, Unavailable) and error.reason != "DRAINING":
             self.engines.lose(engine)
             return
@@ -218,9 +222,9 @@ class Dispatcher:
             task.call.results.finish(task)
 
     def _retry_later(self, task: Task, error: ResourceExhausted, retry_after_s: float) -> None:
-        """Queue a task again that an engine refused for now. Each time in turn it waits twice as long.
+        """Queue a task again later that an engine refused for now. Each further refusal doubles the pause.
 
-        A task that could not be done in time, and whose deadline passes before it would be tried again, fails at once.
+        A task that could not be done in time, and whose deadline passes before the next try, fails at once.
         """
         loop = asyncio.get_running_loop()
         task.refusals += 1
@@ -234,7 +238,7 @@ class Dispatcher:
             loop.call_later(pause_s, self.submit, task)
 
     def _engine_lost(self, engine: EngineHandle) -> None:
-        """Queue the tasks of a lost engine again, or fail those that several engines in turn were lost with."""
+        """Queue the tasks of a lost engine again. A task with which several engines in turn were lost fails."""
         lost = [(task, placement) for task, placement in self._placements.items() if placement.engine is engine]
         log.info("engine %s is gone, epoch %d, with %d tasks", engine.id, engine.epoch, len(lost))
         for task, placement in lost:

@@ -1,9 +1,9 @@
-"""Engines that programs can use: which of them answer, what each runs and holds, and how much room it has.
+"""Engines that programs can use: which of them answer, what each runs and holds, and how much capacity it has.
 
-An engine that answers is registered. It is lost when it says that it is unavailable, or has not answered for three
-heartbeats; when it answers again it gets a new handle with another epoch. Whatever ran under the old handle ends with
-it, so that none of its results can come late. Load figures are those of the last heartbeat, corrected by what the
-dispatcher has done since.
+An engine that answers is registered. It is lost when it reports that it is unavailable, or has not answered for three
+heartbeats; when it answers again it gets a new handle with another epoch. All work of the old handle ends with it, so
+that none of its results can arrive late. Load figures are those of the last heartbeat, corrected by what the dispatcher
+has done since.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from jaxctx.types import Criterion, EngineStats
 
 HEARTBEAT_S = 1.0
 MISSED_HEARTBEATS = 3  # after which an engine is lost
-# Tasks of these criteria want few others beside them, because each one makes every token of all of them later.
+# Tasks of these criteria need few others beside them, because each further task delays every token of all of them.
 LATENCY_SENSITIVE = (Criterion.TIME_PER_OUTPUT_TOKEN, Criterion.LATENCY)
 LATENCY_BOUND = 4  # tasks at once on an engine that runs one of these
 PROMPT_BLOCK = 64  # characters; about a page of tokens
@@ -29,7 +29,7 @@ Encode = Callable[[str, bool], Awaitable[Sequence[int]]]
 
 
 class TaskLoad(Protocol):
-    """What the registry must know of a task to say whether an engine has room for it. Tasks are `tasks.Task`."""
+    """What decides whether an engine has capacity for a task. Tasks are `tasks.Task`."""
 
     criterion: Criterion
     prompt_blocks: Sequence[bytes]  # digests of the prompt up to the end of each whole block
@@ -39,7 +39,7 @@ class TaskLoad(Protocol):
 
 
 class EngineHandle:
-    """One engine from the moment it is registered until it is lost, as the dispatcher sees it."""
+    """One engine from its registration until it is lost, as the dispatcher sees it."""
 
     def __init__(self, engine_id: str, epoch: int, engine: ProgramEngine, encode: Encode, latency_bound: int) -> None:
         self.id = engine_id
@@ -52,8 +52,8 @@ class EngineHandle:
         # their own time to live.
         self.prefixes: dict[tuple[str, str], str] = {}
         self.stats: EngineStats | None = None  # as of the last heartbeat
-        self.draining = False  # what runs may finish here, and nothing new begins
-        self.forwarded = 0  # calls of clients that a router has this engine work on
+        self.draining = False  # running tasks may finish, and no new ones begin
+        self.forwarded = 0  # calls of clients that a router has forwarded to this engine and that have not ended
         self._seen_blocks: OrderedDict[bytes, None] = OrderedDict()
         self._other_requests = 0  # requests on the engine that are not tasks of ours
         self._other_tokens = 0  # tokens promised to them
@@ -80,9 +80,9 @@ class EngineHandle:
         return min([self.engine.info.max_batch, *(self._limit_of(task) for task in self.running)])
 
     def count_fitting(self, tasks: Sequence[TaskLoad]) -> int:
-        """Return for how many of these tasks, the first ones, there is room.
+        """Return how many of these tasks, from the first, the engine has capacity for.
 
-        An engine that runs nothing takes one task whatever its size: the engine itself judges whether it can.
+        An engine that runs nothing takes one task of any size: the engine itself decides whether it can run it.
         """
         if self.draining:
             return 0
@@ -100,17 +100,17 @@ class EngineHandle:
         return len(tasks)
 
     def impact(self, task: TaskLoad) -> tuple[int, bool, int]:
-        """Return what placing the task here would cost, comparable: the least is the best engine.
+        """Return the cost of placing the task here, for comparison: the engine with the least cost is the best one.
 
-        First the places that later tasks would lose; then whether the task takes a place from latency-sensitive
-        ones; of equal engines the busiest comes first, so that others stay free.
+        It consists of the places that later tasks would lose, then of whether the task takes a place from
+        latency-sensitive ones; of equal engines the busiest is the best, so that others stay free.
         """
         lost_places = self.task_limit - min(self.task_limit, self._limit_of(task))
         takes_sensitive_place = self.task_limit < self._limit_of(task)
         return lost_places, takes_sensitive_place, -len(self.running) - self._other_requests
 
     def count_cached_characters(self, task: TaskLoad) -> int:
-        """Return how many characters at the start of the task's prompt this engine has seen; about what is cached."""
+        """Return how many characters at the start of the task's prompt it has seen: about as many are cached."""
         blocks = 0
         for digest in task.prompt_blocks:
             if digest not in self._seen_blocks:
@@ -127,7 +127,7 @@ class EngineHandle:
             self._seen_blocks.popitem(last=False)
 
     def _limit_of(self, task: TaskLoad) -> int:
-        """How many tasks this one tolerates at once, itself included."""
+        """How many tasks may run at once beside this one, itself included."""
         return self.latency_bound if task.criterion in LATENCY_SENSITIVE else self.engine.info.max_batch
 
     def _tokens_of(self, task: TaskLoad) -> int:
@@ -135,9 +135,9 @@ class EngineHandle:
 
 
 class EngineRegistry:
-    """Engines by id. `on_change` is called when an engine came or reported its load, `on_lost` with a handle that is
-    gone.
+    """Engines by id, and their heartbeats.
 
+    `on_change` is called when an engine was registered or reported its load, `on_lost` with the handle of a lost one.
     Engines are asked for their load every `heartbeat_s` seconds, and are lost after `silence_s` without an answer.
     """
 
@@ -197,8 +197,8 @@ class EngineRegistry:
     async def watch(self, engine_id: str, engine: ProgramEngine, encode: Encode, *, patient: bool = False) -> None:
         """Ask an engine for its load at every heartbeat, and keep it registered while it answers. Never returns.
 
-        `patient` waits for an answer however long it takes: an engine in this process may compute one step for longer
-        than the silence that loses an engine elsewhere.
+        With `patient` there is no time limit for an answer: an engine in this process may compute one step for longer
+        than `silence_s`.
         """
         handle = self.register(engine_id, engine, encode)
         try:

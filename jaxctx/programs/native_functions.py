@@ -174,6 +174,6 @@ def _call_function(function: Function, arguments: Mapping[str, str]) -> str | Ja
             return too_large
         text = "".join(parts)
         return too_large if len(text.encode()) > MAX_BYTES else text
-    except BaseException as error:  # its message may quote a text or, of an installed function, tell a secret
+    except BaseException as error:  # its message may quote a text or, of an installed function, reveal a secret
         detail = f": {error}"[:200] if function in BUILT_IN_FUNCTIONS.values() else ""
         return FailedPrecondition(f"the function failed with {type(error).__name__}{detail}")

@@ -1,6 +1,6 @@
 """Sessions: a tenant's namespaces of variables and calls; and `Programs`, which holds them all and the dispatcher.
 
-A session ends when it is deleted, or was idle for its time to live: nobody asked anything of it and nothing of it ran.
+A session ends when it is deleted, or was idle for its time to live: no call used it and none of its tasks ran.
 Then its calls are cancelled and all their pages are given back. Constant prefixes belong to the tenant and have a time
 to live of their own.
 """

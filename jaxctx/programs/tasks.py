@@ -105,7 +105,7 @@ class Task:
     placement_reason: str = ""
     generating: bool = False  # the engine generates for it, and has not given anything yet
     failure_score: int = 0  # of engines lost with it in turn, before they gave anything of it
-    refusals: int = 0  # in turn, by engines that had no room or time for it, before they gave anything of it
+    refusals: int = 0  # refusals in turn, by engines without capacity or time for it, since its last output
     function_run: asyncio.Task[None] | None = None  # of a native step
 
     @property

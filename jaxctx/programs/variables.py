@@ -39,7 +39,7 @@ class Variable:
         self._notify_readers()
 
     def fail(self, error: JaxctxError) -> None:
-        """Give `error` to everybody who waits. A variable that is set or has failed stays as it is."""
+        """Give `error` to all who wait. A variable that is set or has failed stays as it is."""
         if self.state is VariableState.UNSET:
             self.error = error
             self.state = VariableState.FAILED

@@ -7,13 +7,14 @@ never waits for the engine; the engine calls it from I/O threads of its own.
     names/t<tenant>/n<name>   one small record of all versions; replacing it is what commits a change
             │ manifest id
             ▼
-    manifests/<id>            tokens, marks, and where each page is, with its checksum
+    manifests/<id>            tokens, overrides, and where each page is, with its checksum
             │ pack, offset
             ▼
     packs/<id>                pages, one after the other; a page that several snapshots hold is stored once
 
     store.py           SnapshotStore: the entry point
     snapshot_index.py  SnapshotIndex: versions of every name
+    edits.py           how the versions of a name change
     pages.py           Pages: where pages are stored, who needs them, garbage collection
     transfer.py        SnapshotWriter, SnapshotReader: pages of one snapshot to and from the store
     records.py         what is stored, as dataclasses and as bytes

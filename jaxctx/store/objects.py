@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -89,20 +90,19 @@ class Objects:
     @typed_errors()
     def read(self, key: str, part: slice = slice(None)) -> Pending[tuple[bytes | None, bytes]]:
         """Begin to read. The result: the value or the given part of it, None if there is none, and the generation."""
-        future = self._kv.read(key, byte_range=part)
+        return partial(self._wait_for_read, self._kv.read(key, byte_range=part))
 
-        @typed_errors()
-        def wait() -> tuple[bytes | None, bytes]:
-            try:
-                found = future.result()
-            except ValueError as error:
-                if str(error).startswith("OUT_OF_RANGE"):
-                    return None, b""
-                raise
-            exists = found.state == "value" and (found.value or self._deletes_on_condition)
-            return found.value if exists else None, found.stamp.generation
-
-        return wait
+    @typed_errors()
+    def _wait_for_read(self, reading: Any) -> tuple[bytes | None, bytes]:
+        """The result of a read that has begun, see `read`. `reading` is TensorStore's future."""
+        try:
+            found = reading.result()
+        except ValueError as error:
+            if str(error).startswith("OUT_OF_RANGE"):
+                return None, b""
+            raise
+        exists = found.state == "value" and (found.value or self._deletes_on_condition)
+        return found.value if exists else None, found.stamp.generation
 
     def fetch(self, key: str, start: int, stop: int) -> Pending[Buffer | None]:
         """Begin to read the bytes `[start, stop)` of an immutable object. None, or fewer bytes, if they are missing."""
@@ -176,21 +176,7 @@ class FileObjects(Objects):
         size = stop - start
         with suppress(FileNotFoundError), open(path, "rb", 0) as file:
             os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
-
-        @typed_errors()
-        def wait() -> Buffer | None:
-            # A CPU device uses memory that is aligned to 64 bytes as it is, and copies any other, which costs more.
-            memory = np.empty(size + 64, np.uint8)
-            aligned = memory[-memory.ctypes.data % 64 :][:size]
-            try:
-                with open(path, "rb", 0) as file:
-                    return memoryview(aligned)[: os.preadv(file.fileno(), [aligned], start)]
-            except OSError as error:
-                if error.errno in _LOST:
-                    return None
-                raise
-
-        return wait
+        return partial(_read_file_part, path, start, size)
 
     @typed_errors()
     def replace(self, key: str, value: bytes | None, expected: bytes) -> bytes | None:
@@ -247,6 +233,21 @@ def open_objects(url: str) -> Objects:
         return Objects(ts.KvStore.open({**spec, **query}, context=context).result())
     except ValueError as error:
         raise InvalidArgument.field("store", str(error)) from error
+
+
+@typed_errors()
+def _read_file_part(path: str, start: int, size: int) -> Buffer | None:
+    """`size` bytes of a file from `start` on, or as many as there are; None if it is missing or cannot be read."""
+    # A CPU device uses memory that is aligned to 64 bytes as it is, and copies any other, which costs more.
+    memory = np.empty(size + 64, np.uint8)
+    aligned = memory[-memory.ctypes.data % 64 :][:size]
+    try:
+        with open(path, "rb", 0) as file:
+            return memoryview(aligned)[: os.preadv(file.fileno(), [aligned], start)]
+    except OSError as error:
+        if error.errno in _LOST:
+            return None
+        raise
 
 
 def _write(path: str, parts: Sequence[Buffer]) -> None:

@@ -1,15 +1,15 @@
-"""Pages of durable snapshots: which are stored and where, who needs them, and garbage collection.
+"""Pages of durable snapshots: which are stored, where, and which are needed; and garbage collection.
 
-A manifest is needed while a version names it or somebody has it pinned. A pack is needed while a needed manifest has
-pages in it or somebody has it pinned. A pack is deleted as a whole: as long as one of its pages is needed, all its
-bytes stay.
+A manifest is needed while a version names it or a writer or reader has pinned it. A pack is needed while a needed
+manifest has pages in it or a writer or reader has pinned it. A pack is deleted as a whole: as long as one of its pages
+is needed, all its bytes stay.
 
     version ──names──▶ manifest ──page locations──▶ pack
     writer, reader ──pin──▶ manifest and packs, until they are closed
 
 Other processes may use the same store. Their objects are recognised by ids of other runs, and are left alone until they
-are `GRACE_S` old and no name needs them. Two processes that save and delete snapshots with the same prefix at the same
-moment can still lose pages of the one that saves; it finds out when it opens the snapshot.
+are `GRACE_S` old and no name needs them. If two processes save and delete snapshots with the same prefix at the same
+time, the saved one can still lose pages; that is found when the snapshot is opened.
 """
 
 import threading
@@ -111,7 +111,7 @@ class Pages:
                     self._packs[manifest_id] = manifest.packs if manifest is not None else None
 
     def collect(self) -> int:
-        """Delete the manifests and packs that nobody needs; returns how many."""
+        """Delete the manifests and packs that are not needed; returns how many."""
         with self._reading:
             self.next_collection = None
             try:

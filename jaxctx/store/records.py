@@ -33,7 +33,7 @@ checksum = xxhash.xxh3_128_digest
 class ContextRecord:
     """What a snapshot holds, except page data: `seq_len == committed_pages * page_size + working_tokens`."""
 
-    identity: bytes  # everything that determines KV beside tokens and marks, the tenant's namespace included
+    identity: bytes  # everything that determines KV beside tokens and overrides, the tenant's namespace included
     model_revision: str  # weights and configuration that computed it
     salt: str  # the context's salt
     kv_dtype: str  # of keys and values
@@ -42,9 +42,9 @@ class ContextRecord:
     seq_len: int  # tokens with KV
     committed_pages: int  # full pages that cannot change any more
     working_tokens: int  # tokens in the pages after these
-    manual_commit: bool  # whether the context commits pages only when told
+    manual_commit: bool  # whether the context commits pages only by `commit`
     tokens: npt.NDArray[np.int32]  # [tokens], buffered ones included
-    marks: Mapping[int, bytes]  # attention overrides, by index, of tokens that were not computed in the default way
+    attention_overrides: Mapping[int, bytes]  # by index, of tokens that were not computed in the default way
 
     @property
     def pages(self) -> int:
@@ -59,24 +59,24 @@ class ContextRecord:
         fields = (self.identity, self.model_revision.encode(), self.salt.encode(), self.kv_dtype.encode())
         root = b"".join(struct.pack("<Q", len(part)) + part for part in fields)
         parent = hashlib.sha256(b"root" + struct.pack("<QQ", self.page_size, self.page_bytes) + root).digest()
-        marks = self._marks_by_page()
+        overrides = self._overrides_by_page()
         token_bytes = self.tokens[: self.seq_len].astype("<i4", copy=False).tobytes()
         keys: list[bytes] = []
         for number in range(self.pages):
             page = token_bytes[number * self.page_size * 4 : (number + 1) * self.page_size * 4]
-            content = struct.pack("<Q", len(page)) + page + marks.get(number, b"")
+            content = struct.pack("<Q", len(page)) + page + overrides.get(number, b"")
             parent = hashlib.sha256(b"page" + parent + content).digest()
             keys.append(parent)
         return keys
 
-    def _marks_by_page(self) -> dict[int, bytes]:
-        """The marks of each page that has some, by page number: index, length and mark of each token."""
-        marks: dict[int, bytes] = {}
-        for index in sorted(self.marks):
+    def _overrides_by_page(self) -> dict[int, bytes]:
+        """The overrides of each page that has some, by page number: index, length and override of each token."""
+        overrides: dict[int, bytes] = {}
+        for index in sorted(self.attention_overrides):
             number = index // self.page_size
-            mark = self.marks[index]
-            marks[number] = marks.get(number, b"") + struct.pack("<QQ", index, len(mark)) + mark
-        return marks
+            override = self.attention_overrides[index]
+            overrides[number] = overrides.get(number, b"") + struct.pack("<QQ", index, len(override)) + override
+        return overrides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,8 @@ class SnapshotVersion:
     version: int = 0  # 1, 2, and so on
     parent_version: int = 0  # the version that it replaced; 0: none
     durable: bool = False
-    held: object = None  # of a version in memory: what the engine holds it by
-    saving: object = None  # of a version that this process saved: what it was known by before it had a number
+    held: object = None  # the engine's object for a version in memory
+    saving: object = None  # identifies a version that this process saved, also before it had a number
     lifetime: Lifetime = FOREVER
     manifest: str = ""  # of a durable version: the id of its manifest
     created_at: float = 0.0  # when it was saved, in unix seconds
@@ -103,7 +103,7 @@ class SnapshotVersion:
     size_bytes: int  # of these pages
     model_revision: str  # weights and configuration that computed it
     salt: str  # the context's salt
-    manual_commit: bool  # whether the context commits pages only when told
+    manual_commit: bool  # whether the context commits pages only by `commit`
     context_id: str  # the context that was saved
 
 
@@ -217,7 +217,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         page_size=context.page_size,
         page_bytes=context.page_bytes,
         tokens=context.tokens.astype("<i4", copy=False).tobytes(),
-        marks=context.marks,
+        attention_overrides=context.attention_overrides,
         seq_len=context.seq_len,
         committed_pages=context.committed_pages,
         working_tokens=context.working_tokens,
@@ -248,7 +248,7 @@ def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
         working_tokens=record.working_tokens,
         manual_commit=record.manual_commit,
         tokens=np.frombuffer(record.tokens, "<i4").astype(np.int32, copy=False),
-        marks=dict(record.marks),
+        attention_overrides=dict(record.attention_overrides),
     )
     keys = _split(record.page_keys, _KEY_BYTES)
     checksums = _split(record.page_checksums, _CHECKSUM_BYTES)

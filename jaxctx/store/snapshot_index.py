@@ -22,7 +22,7 @@ from jaxctx.store.records import SnapshotVersion, decode_name, encode_name
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of a name. `generation` is that of its record; None: read it again before the next change."""
+    """The known state of a name. `generation` is that of its record; None: read it again before the next change."""
 
     versions: tuple[SnapshotVersion, ...] = ()  # ascending
     last_version: int = 0
@@ -71,7 +71,7 @@ class SnapshotIndex:
             self._merge(tenant, name, stored, generation)
 
     def entry(self, tenant: str, name: str) -> Entry:
-        """What is known of a name; an empty entry if it does not exist."""
+        """The entry of a name; an empty one if it does not exist."""
         with self._lock:
             return self._tenants.get(tenant, {}).get(name, Entry())
 
@@ -123,7 +123,7 @@ class SnapshotIndex:
                 self._reload(tenant, name)
 
     def refresh_name(self, tenant: str, name: str) -> None:
-        """Read what other processes made of a name.
+        """Read the changes of a name by other processes.
 
         Nothing changes if the store fails, or if the latest version is in memory: then this process owns the name.
         """
@@ -207,7 +207,7 @@ class SnapshotIndex:
 
 
 def _ignore(versions: Sequence[SnapshotVersion]) -> None:
-    """The `on_gone` of an index that nobody listens to."""
+    """The `on_gone` of an index without a listener."""
 
 
 def _no_change(entry: Entry, now: float) -> Entry:

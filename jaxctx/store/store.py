@@ -3,10 +3,11 @@
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 
-from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, JaxctxError
+from jaxctx.errors import FailedPrecondition, JaxctxError
 from jaxctx.lifetime import Lifetime
+from jaxctx.store import edits
 from jaxctx.store.objects import Objects, open_objects
 from jaxctx.store.pages import RETRY_S, Pages
 from jaxctx.store.records import ContextRecord, SnapshotVersion, decode_manifest
@@ -59,13 +60,13 @@ class SnapshotStore:
 
     def get(self, tenant: str, name: str, version: int | None = None) -> SnapshotVersion:
         """One version; None: the latest."""
-        return _find(self._index.entry(tenant, name), self._clock(), name, version)
+        return edits.find_version(self._index.entry(tenant, name), self._clock(), name, version)
 
     def history(self, tenant: str, name: str) -> Sequence[SnapshotVersion]:
         """All versions of a name that are kept, latest first."""
         entry = self._index.entry(tenant, name)
         now = self._clock()
-        _find(entry, now, name, None)
+        edits.find_version(entry, now, name, None)
         return entry.live(now)[::-1]
 
     def list(self, tenant: str, prefix: str = "", after: str = "", limit: int = 100) -> Sequence[SnapshotVersion]:
@@ -104,22 +105,13 @@ class SnapshotStore:
         Raises AlreadyExists if the name has a version, unless `overwrite` is its latest (else Aborted,
         VERSION_MISMATCH; or NotFound).
         """
-
-        def edit(entry: Entry, now: float) -> Entry:
-            kept = _check_overwrite(entry, version.name, overwrite, now)
-            number = entry.last_version + 1 if kept else 1
-            new = replace(version, version=number, parent_version=overwrite or 0, created_at=now)
-            versions = [*kept, new]
-            if self._history is not None:
-                versions = versions[-self._history :]
-            return replace(entry.keep(versions), last_version=number)
-
+        edit = partial(edits.add_version, version=version, overwrite=overwrite, history=self._history)
         _, entry = self._change(version.tenant, version.name, edit)
         return entry.versions[-1]
 
     def check(self, tenant: str, name: str, overwrite: int | None = None) -> None:
         """Raise what `put` or `SnapshotWriter.finish` would raise now, before the work is done; returns at once."""
-        _check_overwrite(self._index.entry(tenant, name), name, overwrite, self._clock())
+        edits.check_overwrite(self._index.entry(tenant, name), name, overwrite, self._clock())
 
     def take(self, version: SnapshotVersion, *, latest: bool) -> Sequence[SnapshotVersion]:
         """Delete exactly this version, with `latest` its whole name; returns the removed versions.
@@ -127,38 +119,21 @@ class SnapshotStore:
         Of two callers one gets it, the other NotFound. Open it before: its pages stay until the reader is closed.
         Raises Aborted (VERSION_MISMATCH) with `latest` if the name has another latest version by now.
         """
-
-        def edit(entry: Entry, now: float) -> Entry:
-            live = entry.live(now)
-            if latest and live and _key_of(live[-1]) != _key_of(version):
-                raise Aborted(f"snapshot {version.name!r} was saved anew meanwhile", reason="VERSION_MISMATCH")
-            kept = [one for one in live if _key_of(one) != _key_of(version)]
-            if len(kept) == len(live):
-                raise data_loss(version.name) if entry.damaged else not_found(version.name)
-            return entry.keep(() if latest else kept)
-
+        edit = partial(edits.take_version, version=version, latest=latest)
         gone, _ = self._change(version.tenant, version.name, edit)
         return gone
 
     def remove(self, tenant: str, name: str, version: int | None = None) -> Sequence[SnapshotVersion]:
         """Delete one version, or with None the name, even a damaged one; returns the removed versions."""
-
-        def edit(entry: Entry, now: float) -> Entry:
-            if entry.damaged and version is None:
-                return replace(entry.keep(()), damaged=False)
-            found = _find(entry, now, name, version)
-            if version is None:
-                return entry.keep(())
-            return entry.keep([one for one in entry.versions if one is not found])
-
+        edit = partial(edits.remove_version, name=name, number=version)
         gone, _ = self._change(tenant, name, edit)
         return gone
 
     def _change(self, tenant: str, name: str, edit: Edit) -> tuple[Sequence[SnapshotVersion], Entry]:
         """Change a name, and report removed versions; returns those and the entry as it is now."""
         before, after = self._index.change(tenant, name, edit)
-        kept = {_key_of(version) for version in after.versions}
-        gone = [version for version in before.versions if _key_of(version) not in kept]
+        kept = {edits.key_of(version) for version in after.versions}
+        gone = [version for version in before.versions if edits.key_of(version) not in kept]
         if before.damaged or any(version.durable for version in gone):
             self._pages.collect_at(self._clock())
         self._index.on_gone(gone)
@@ -172,44 +147,25 @@ class SnapshotStore:
         lifetime: Lifetime | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> SnapshotVersion:
-        """Change the lifetime and the labels of a version, by default the latest; None leaves them. The new version."""
-        changed: SnapshotVersion | None = None
-
-        def edit(entry: Entry, now: float) -> Entry:
-            nonlocal changed
-            found = _find(entry, now, name, version)
-            changed = found
-            if lifetime is not None:
-                changed = replace(changed, lifetime=lifetime)
-            if labels is not None:
-                changed = replace(changed, labels=labels)
-            return entry.keep(changed if one is found else one for one in entry.versions)
-
-        self._change(tenant, name, edit)
-        assert changed is not None
-        return changed
+        """Change lifetime and labels of a version, by default the latest; None leaves either. Returns the version."""
+        update = edits.VersionUpdate(name, version, lifetime, labels)
+        self._change(tenant, name, update)
+        assert update.changed is not None
+        return update.changed
 
     def touch(self, version: SnapshotVersion) -> None:
-        """Exactly this version is used now: if it still exists, a sliding lifetime starts again."""
-
-        def edit(entry: Entry, now: float) -> Entry:
-            versions = list(entry.versions)
-            for position, one in enumerate(versions):
-                if _key_of(one) == _key_of(version):
-                    versions[position] = replace(one, lifetime=one.lifetime.used(now))
-            return entry.keep(versions)
-
-        self._change(version.tenant, version.name, edit)
+        """Note a use of exactly this version: if it still exists, a sliding lifetime starts again."""
+        self._change(version.tenant, version.name, partial(edits.use_version, version=version))
 
     def expire(self) -> None:
-        """Remove expired versions, and pages that nobody needs any more. To be called from time to time.
+        """Remove expired versions, and pages that are not needed any more. To be called from time to time.
 
         A version that cannot be removed now is not readable either; its removal is tried again later.
         """
         now = self._clock()
         for tenant, name in self._index.pop_expired(now):
             try:
-                self._change(tenant, name, _keep_live)
+                self._change(tenant, name, edits.keep_live)
             except JaxctxError:
                 self._index.retry_expiry(tenant, name, now + RETRY_S)
         next_collection = self._pages.next_collection
@@ -244,41 +200,9 @@ class SnapshotStore:
         return SnapshotReader(self._objects, self._pages, manifest)
 
     def collect(self) -> int:
-        """Delete the objects that nobody needs; returns how many. `expire` calls this when there may be some."""
+        """Delete the objects that are not needed; returns how many. `expire` calls this when there may be some."""
         return self._pages.collect()
 
     def close(self) -> None:
         """Stop. Writers and readers must not be used afterwards."""
         self._objects.close()
-
-
-def _keep_live(entry: Entry, now: float) -> Entry:
-    """An edit that removes the expired versions."""
-    return entry.keep(entry.live(now))
-
-
-def _find(entry: Entry, now: float, name: str, number: int | None) -> SnapshotVersion:
-    """The version of this number, None for the latest. Raises NotFound, DataLoss."""
-    for version in reversed(entry.live(now)):
-        if number in (None, version.version):
-            return version
-    raise data_loss(name) if entry.damaged else not_found(name)
-
-
-def _key_of(version: SnapshotVersion) -> tuple[int, float, str, int]:
-    """What identifies a version, whatever changes. Its number alone does not: a new version may get it later."""
-    return version.version, version.created_at, version.manifest, id(version.held)
-
-
-def _check_overwrite(entry: Entry, name: str, overwrite: int | None, now: float) -> tuple[SnapshotVersion, ...]:
-    """The live versions of the name. Raises unless the name may get a new version that overwrites `overwrite`."""
-    if entry.damaged:
-        raise data_loss(name)
-    kept = entry.live(now)
-    if overwrite is None and kept:
-        raise AlreadyExists(f"snapshot {name!r} exists; its version is {kept[-1].version}")
-    if overwrite is not None and not kept:
-        raise not_found(name)
-    if overwrite is not None and kept[-1].version != overwrite:
-        raise Aborted(f"the version is {kept[-1].version}, not {overwrite}", reason="VERSION_MISMATCH")
-    return kept

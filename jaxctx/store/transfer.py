@@ -113,7 +113,7 @@ class SnapshotWriter:
             raise
 
     def _close(self, *, delete: bool) -> None:
-        """Wait for the writes, delete what was written if told so, and undo the pins."""
+        """Wait for the writes, delete what was written if asked for, and undo the pins."""
         self._open = False
         self._data = []
         for wait in self._writing:

@@ -14,7 +14,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class EngineInfo(google.protobuf.message.Message):
-    """What does not change while an engine lives."""
+    """Properties of an engine that do not change while it runs."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -103,7 +103,7 @@ global___EngineInfo = EngineInfo
 @typing.final
 class EngineStats(google.protobuf.message.Message):
     """A snapshot of load and memory. Every page is free, cached or held: `pages_free + pages_cached + pages_held ==
-    pages_total`. Those marked "in all" only grow while the engine lives.
+    pages_total`. Those marked "in all" only grow while the engine runs.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -145,7 +145,7 @@ class EngineStats(google.protobuf.message.Message):
     pages_reserved: builtins.int
     """Pages promised to running requests and not taken yet."""
     contexts: builtins.int
-    """Contexts alive."""
+    """Contexts that exist."""
     running: builtins.int
     """Requests in the batch."""
     waiting: builtins.int
@@ -169,7 +169,7 @@ class EngineStats(google.protobuf.message.Message):
     tokens_restored: builtins.int
     """Tokens brought back from other tiers in all."""
     host_pages_total: builtins.int
-    """Pages that the host's memory has room for."""
+    """Pages that fit into the host's memory."""
     host_pages_used: builtins.int
     """Of these, pages in use."""
     disk_pages_total: builtins.int

@@ -57,8 +57,8 @@ class AdminServiceServicer:
     """
 
     def GetStats(self, request, context):
-        """What the engines are, and how loaded; in a router as of their last heartbeats. While a step takes longer than a second an
-        engine tells what it was before.
+        """Properties and load of the engines; in a router as of their last heartbeats. While a step takes longer than a second, an
+        engine returns its load from before that step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -68,14 +68,15 @@ class AdminServiceServicer:
         """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
         caller does not wait for the answer.
 
-        An engine of a router takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
+        An engine of a router accepts work until the router has moved its contexts to other engines, as far as it can
+        (EngineService.Register).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClearCache(self, request, context):
-        """Drop every cached page that no context holds, and tell how many; in a router, of all engines.
+        """Drop every cached page that no context holds, and return how many; in a router, of all engines.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,8 +25,8 @@ class AdminServiceStub:
         jaxctx.v1.admin_service_pb2.GetStatsRequest,
         jaxctx.v1.admin_service_pb2.GetStatsResponse,
     ]
-    """What the engines are, and how loaded; in a router as of their last heartbeats. While a step takes longer than a second an
-    engine tells what it was before.
+    """Properties and load of the engines; in a router as of their last heartbeats. While a step takes longer than a second, an
+    engine returns its load from before that step.
     """
 
     Drain: grpc.UnaryUnaryMultiCallable[
@@ -36,14 +36,15 @@ class AdminServiceStub:
     """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
     caller does not wait for the answer.
 
-    An engine of a router takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
+    An engine of a router accepts work until the router has moved its contexts to other engines, as far as it can
+    (EngineService.Register).
     """
 
     ClearCache: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         jaxctx.v1.admin_service_pb2.ClearCacheResponse,
     ]
-    """Drop every cached page that no context holds, and tell how many; in a router, of all engines."""
+    """Drop every cached page that no context holds, and return how many; in a router, of all engines."""
 
 class AdminServiceAsyncStub:
     """Load, memory, drain and cache of the server."""
@@ -52,8 +53,8 @@ class AdminServiceAsyncStub:
         jaxctx.v1.admin_service_pb2.GetStatsRequest,
         jaxctx.v1.admin_service_pb2.GetStatsResponse,
     ]
-    """What the engines are, and how loaded; in a router as of their last heartbeats. While a step takes longer than a second an
-    engine tells what it was before.
+    """Properties and load of the engines; in a router as of their last heartbeats. While a step takes longer than a second, an
+    engine returns its load from before that step.
     """
 
     Drain: grpc.aio.UnaryUnaryMultiCallable[
@@ -63,14 +64,15 @@ class AdminServiceAsyncStub:
     """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
     caller does not wait for the answer.
 
-    An engine of a router takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
+    An engine of a router accepts work until the router has moved its contexts to other engines, as far as it can
+    (EngineService.Register).
     """
 
     ClearCache: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         jaxctx.v1.admin_service_pb2.ClearCacheResponse,
     ]
-    """Drop every cached page that no context holds, and tell how many; in a router, of all engines."""
+    """Drop every cached page that no context holds, and return how many; in a router, of all engines."""
 
 class AdminServiceServicer(metaclass=abc.ABCMeta):
     """Load, memory, drain and cache of the server."""
@@ -81,8 +83,8 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.admin_service_pb2.GetStatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.admin_service_pb2.GetStatsResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.GetStatsResponse]]:
-        """What the engines are, and how loaded; in a router as of their last heartbeats. While a step takes longer than a second an
-        engine tells what it was before.
+        """Properties and load of the engines; in a router as of their last heartbeats. While a step takes longer than a second, an
+        engine returns its load from before that step.
         """
 
     @abc.abstractmethod
@@ -94,7 +96,8 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         """Refuse new work with UNAVAILABLE (DRAINING), let running work finish, then answer. The server goes on draining if the
         caller does not wait for the answer.
 
-        An engine of a router takes work until that has moved its contexts elsewhere, as far as it can (EngineService.Register).
+        An engine of a router accepts work until the router has moved its contexts to other engines, as far as it can
+        (EngineService.Register).
         """
 
     @abc.abstractmethod
@@ -103,6 +106,6 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.admin_service_pb2.ClearCacheRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.admin_service_pb2.ClearCacheResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.ClearCacheResponse]]:
-        """Drop every cached page that no context holds, and tell how many; in a router, of all engines."""
+        """Drop every cached page that no context holds, and return how many; in a router, of all engines."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

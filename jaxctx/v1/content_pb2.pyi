@@ -41,9 +41,9 @@ class ChatMessage(google.protobuf.message.Message):
     ROLE_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
     role: builtins.str
-    """Who speaks, in the words of the model's template: "system", "user", "assistant", "tool". 1..64 bytes."""
+    """The author, by the names of the model's template: "system", "user", "assistant", "tool". 1..64 bytes."""
     content: builtins.str
-    """What is said. May be empty.
+    """The text of the message. May be empty.
     3..15: name, tool calls and parts of other media, when they come.
     """
     def __init__(
@@ -65,12 +65,12 @@ class ChatMessages(google.protobuf.message.Message):
     beginning-of-sequence token, a system prompt of its own) is not written again. Where a template does not allow that,
     they are rendered as they stand, and only a beginning-of-sequence token at the front is left out.
 
-    If the context ends in an answer of the assistant (what opens one was written, and behind that no end but at the end),
-    then what is missing of the end that the template writes goes first: all of it ("<|im_end|>\\n") if the output ended by
-    `max_tokens` or a stop string, the rest ("\\n") if the model drew the end-of-sequence token, nothing if the client filled
-    it. Behind an opening with nothing said yet a message of the assistant is the answer itself. So a conversation that is
-    built turn by turn has the tokens of all its messages rendered at once, as far as the template only appends. What it
-    writes otherwise later (thoughts that it takes out of earlier answers) stays in the context as it was.
+    If the context ends in an answer of the assistant (the opening of an answer, with no end of it except at the very end),
+    then the missing part of the end that the template writes is appended first: all of it ("<|im_end|>\\n") if the output
+    ended by `max_tokens` or a stop string, the rest ("\\n") if the model drew the end-of-sequence token, nothing if the client
+    filled it. After an opening without any text, a message of the assistant is the answer itself. So a conversation that is
+    built turn by turn has the tokens of all its messages rendered at once, as far as the template only appends. Where the
+    template would write earlier turns differently later (it may leave thoughts out of old answers), the context keeps them.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -85,12 +85,12 @@ global___Tier = Tier
 class Context(google.protobuf.message.Message):
     """A context and its counters: `seq_len == committed_pages * page_size + working_tokens`; buffered tokens are apart.
 
-    A context lives until it is closed, expires or the server ends, whatever happens to the connection that made it.
+    A context exists until it is closed, expires or the server ends, whatever happens to the connection that made it.
     Readers always succeed; writers are serialised, and a second concurrent writer gets ABORTED.
 
-    A router moves contexts of an engine that leaves to another one, with its labels, time to live, priority and pin. There
-    they have been opened from a snapshot, which is gone: so say `snapshot`, `created_at` and `parent_id`, `version` begins
-    anew, and pages that were reserved are not.
+    When an engine leaves its router, the router moves the engine's contexts to another engine, with their labels, time to
+    live, priority and pin. A moved context was opened there from a snapshot that no longer exists: `snapshot` names it,
+    `created_at` is the time of the move, `parent_id` is unset, `version` begins again, and no pages are reserved.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -166,8 +166,8 @@ class Context(google.protobuf.message.Message):
     snapshot: builtins.str
     """The snapshot that it was opened from: "NAME@VERSION". Empty: none."""
     engine_id: builtins.str
-    """The engine that it lives on, by the name that GraphTask.engine_id has: in a router the address where that listens, else
-    "local". After a move it is another one. Empty: not told.
+    """The engine that holds it, under the same name as in GraphTask.engine_id: in a router the engine's address, otherwise
+    "local". A move changes it. Empty: unknown.
     23..39: adapter and bytes, when they come.
     """
     @property
@@ -231,7 +231,7 @@ class Ancestor(google.protobuf.message.Message):
     CONTEXT_ID_FIELD_NUMBER: builtins.int
     FORKED_AT_FIELD_NUMBER: builtins.int
     context_id: builtins.str
-    """Its id. It may have been closed by now, and the id be another's."""
+    """Its id. It may have been closed since, and another context may have the id now."""
     forked_at: builtins.int
     """The tokens that it had then, buffered ones included."""
     def __init__(
@@ -255,13 +255,14 @@ class ContextPages(google.protobuf.message.Message):
     TIERS_FIELD_NUMBER: builtins.int
     @property
     def page_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """What the caller's pages are called: those of equal ids are one physical page, counted from 1 in the order in which this
-        engine first told the caller of them, so that the numbers say nothing of others. None of a suspended context.
+        """Ids of the pages; equal ids are one physical page. Each caller has ids of its own, counted from 1 in the order in
+        which the engine first returned the pages to this caller, so they reveal nothing about other tenants. Empty for a
+        suspended context.
         """
 
     @property
     def refcounts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """How many contexts of the caller's hold each of these pages, kept by snapshots too, and this one included."""
+        """For each of these pages: how many contexts of the caller hold it, this context and those that snapshots keep included."""
 
     @property
     def tiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___Tier.ValueType]:

@@ -35,7 +35,7 @@ class _ContextChangeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     CONTEXT_CHANGE_UNSPECIFIED: _ContextChange.ValueType  # 0
     """Never sent."""
     CONTEXT_CHANGE_EXISTS: _ContextChange.ValueType  # 1
-    """It was there when the watch began, or is told again after RESET."""
+    """It existed when the watch began, or is reported again after RESET."""
     CONTEXT_CHANGE_CREATED: _ContextChange.ValueType  # 2
     """It was created."""
     CONTEXT_CHANGE_FORKED: _ContextChange.ValueType  # 3
@@ -51,8 +51,8 @@ class _ContextChangeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     CONTEXT_CHANGE_EXPIRED: _ContextChange.ValueType  # 8
     """Its time to live ended."""
     CONTEXT_CHANGE_RESET: _ContextChange.ValueType  # 9
-    """Changes were lost because the caller read slowly, or a router got or lost an engine. Forget everything: EXISTS follows
-    for what is there.
+    """Changes were lost, because the caller read slowly, or because a router gained or lost an engine. Forget everything:
+    EXISTS follows for each context that there is.
     """
 
 class ContextChange(_ContextChange, metaclass=_ContextChangeEnumTypeWrapper):
@@ -61,7 +61,7 @@ class ContextChange(_ContextChange, metaclass=_ContextChangeEnumTypeWrapper):
 CONTEXT_CHANGE_UNSPECIFIED: ContextChange.ValueType  # 0
 """Never sent."""
 CONTEXT_CHANGE_EXISTS: ContextChange.ValueType  # 1
-"""It was there when the watch began, or is told again after RESET."""
+"""It existed when the watch began, or is reported again after RESET."""
 CONTEXT_CHANGE_CREATED: ContextChange.ValueType  # 2
 """It was created."""
 CONTEXT_CHANGE_FORKED: ContextChange.ValueType  # 3
@@ -77,8 +77,8 @@ CONTEXT_CHANGE_CLOSED: ContextChange.ValueType  # 7
 CONTEXT_CHANGE_EXPIRED: ContextChange.ValueType  # 8
 """Its time to live ended."""
 CONTEXT_CHANGE_RESET: ContextChange.ValueType  # 9
-"""Changes were lost because the caller read slowly, or a router got or lost an engine. Forget everything: EXISTS follows
-for what is there.
+"""Changes were lost, because the caller read slowly, or because a router gained or lost an engine. Forget everything:
+EXISTS follows for each context that there is.
 """
 global___ContextChange = ContextChange
 
@@ -345,19 +345,19 @@ class GenerateRequest(google.protobuf.message.Message):
     n: builtins.int
     """How many outputs; 1..128, and no more than requests may wait (the server's --queue-limit). Unset: 1."""
     logprobs: builtins.bool
-    """Tell the log probability of every token."""
+    """Return the log probability of every token."""
     top_logprobs: builtins.int
-    """With it the most likely alternatives; 0..20; more than 0 needs `logprobs`."""
+    """For each token, also return this many of the most likely tokens; 0..20; more than 0 needs `logprobs`."""
     ignore_eos: builtins.bool
     """Go on past the model's end-of-sequence tokens."""
     include_stop: builtins.bool
     """Keep the matched stop string in the text."""
     resume_tokens: builtins.int
-    """The output exists in part: the context's last so many tokens were drawn for it before, by this engine or another one
-    of the model. It goes on behind them as if it had never stopped: they count for `max_tokens`, `min_tokens`,
-    penalties, stop strings and unfinished characters, and are drawn on with the same seed as at the same places. Neither
-    they nor the text that came with them are told again. Below the context's length and below `max_tokens`; needs n = 1.
-    0: a new output. FAILED_PRECONDITION if these tokens end the output already.
+    """Resume an output: how many of the context's last tokens were drawn for it earlier, by this engine or another one of
+    the model. The output continues after them as if it had never stopped: they count towards `max_tokens`,
+    `min_tokens`, penalties, stop strings and unfinished characters, and with the same seed the same tokens follow. The
+    response repeats neither these tokens nor their text. Below the context's length and below `max_tokens`; needs n = 1.
+    0: a new output. FAILED_PRECONDITION if these tokens already end the output.
     13..31: output format (JSON schema, grammar), drafts, when they come.
     """
     @property
@@ -402,7 +402,7 @@ class GenerateResponse(google.protobuf.message.Message):
     """A part of one output. The last part of each output, and only that one, has `finish`, `seed`, `usage` and `context`.
 
     The texts of one index together are the output's text, and none ends inside a UTF-8 character; the token ids are what
-    joined the context. Parts of several outputs interleave, and are fewer and larger for a reader that lags.
+    joined the context. Parts of several outputs interleave. A slow reader gets fewer and larger parts.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -507,8 +507,8 @@ class ForwardRequest(google.protobuf.message.Message):
         """
 
     @property
-    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.ForwardOutput]:
-        """What to tell; up to 256, of different tokens."""
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.forward_pb2.ForwardOutputParams]:
+        """What to return; up to 256, each for a different token."""
 
     def __init__(
         self,
@@ -518,7 +518,7 @@ class ForwardRequest(google.protobuf.message.Message):
         positions: collections.abc.Iterable[builtins.int] | None = ...,
         masks: collections.abc.Iterable[jaxctx.v1.forward_pb2.AttentionMask] | None = ...,
         keep_working: builtins.bool = ...,
-        outputs: collections.abc.Iterable[jaxctx.v1.forward_pb2.ForwardOutput] | None = ...,
+        outputs: collections.abc.Iterable[jaxctx.v1.forward_pb2.ForwardOutputParams] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "keep_working", b"keep_working", "masks", b"masks", "outputs", b"outputs", "positions", b"positions", "tokens", b"tokens"]) -> None: ...
 
@@ -704,11 +704,11 @@ class GetContextRequest(google.protobuf.message.Message):
     context_id: builtins.str
     """The context."""
     include_pages: builtins.bool
-    """Also tell its physical pages."""
+    """Also return its physical pages."""
     include_tokens: builtins.bool
-    """Also tell its tokens."""
+    """Also return its tokens."""
     include_ancestors: builtins.bool
-    """Also tell its ancestors."""
+    """Also return its ancestors."""
     def __init__(
         self,
         *,
@@ -745,7 +745,9 @@ class GetContextResponse(google.protobuf.message.Message):
 
     @property
     def ancestors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.context_pb2.Ancestor]:
-        """The way up the fork tree, its parent first: the nearest 100, closed ones too. Empty: not asked for, or no parent."""
+        """Its ancestors in the fork tree, the parent first: the nearest 100, closed ones too. Empty: not asked for, or no
+        parent.
+        """
 
     def __init__(
         self,
@@ -774,8 +776,8 @@ class ListContextsRequest(google.protobuf.message.Message):
     page_token: builtins.str
     """`next_page_token` of the answer before; up to 256 bytes. Empty: from the start."""
     include_program_contexts: builtins.bool
-    """Those that the server made for the caller's programs, too: they were made with the label `jaxctx` = `program`. How
-    long they live: see GraphTask.context_id and SubmitCallRequest.
+    """Also list the contexts that the server made for the caller's programs, with the label `jaxctx` = `program`. For when
+    they end, see GraphTask.context_id and SubmitCallRequest.
     4..15: filters, when they come.
     """
     def __init__(
@@ -870,7 +872,7 @@ global___WatchContextsResponse = WatchContextsResponse
 
 @typing.final
 class CompareRequest(google.protobuf.message.Message):
-    """Asks where two contexts part."""
+    """Asks where two contexts diverge."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -892,7 +894,7 @@ global___CompareRequest = CompareRequest
 
 @typing.final
 class CompareResponse(google.protobuf.message.Message):
-    """Where two contexts part."""
+    """Where two contexts diverge."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -928,7 +930,7 @@ class UpdateContextRequest(google.protobuf.message.Message):
 
     @typing.final
     class Labels(google.protobuf.message.Message):
-        """Labels in a message of their own, so that none at all can be told from no change."""
+        """Labels in a message of their own, so that an empty set and an unset field are different."""
 
         DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1102,7 +1104,7 @@ class PlanResponse(google.protobuf.message.Message):
     pages_needed: builtins.int
     """Pages to allocate."""
     pages_available: builtins.int
-    """All but those that the caller's own pins and running calls keep. What other tenants hold is not told."""
+    """All pages except those that the caller's own pins and running calls keep. What other tenants hold is not revealed."""
     host: builtins.int
     """Of `restored`, tokens in the host's memory."""
     disk: builtins.int
@@ -1256,7 +1258,7 @@ global___ReleasePagesResponse = ReleasePagesResponse
 
 @typing.final
 class CloseContextRequest(google.protobuf.message.Message):
-    """Asks to give up a context."""
+    """Asks to close a context."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -32,8 +32,8 @@ class ContextServiceStub:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
-    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, a context
+    whose engine was lost, or that may be on an engine that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     def __init__(self, channel):
@@ -141,8 +141,8 @@ class ContextServiceServicer:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
-    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, a context
+    whose engine was lost, or that may be on an engine that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     def CreateContext(self, request, context):
@@ -210,22 +210,22 @@ class ContextServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListContexts(self, request, context):
-        """The caller's contexts in the order of their ids, but those that the server made for programs.
+        """The caller's contexts in the order of their ids, without those that the server made for programs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchContexts(self, request, context):
-        """The caller's contexts as they are, but those that the server made for programs, and then every change of them, until
-        the caller leaves. It reads, and uses none of them.
+        """The caller's contexts as they are now, without those that the server made for programs, and then every change of
+        them, until the caller cancels. Watching is no use of a context: it does not extend a sliding time to live.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Compare(self, request, context):
-        """Where two contexts part.
+        """Where two contexts diverge.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -267,7 +267,7 @@ class ContextServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CloseContext(self, request, context):
-        """Give up the context. A running writer is cancelled first; forks of it live on.
+        """Close the context. A running writer is cancelled first; forks of the context remain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -381,8 +381,8 @@ class ContextService:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
-    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, a context
+    whose engine was lost, or that may be on an engine that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     @staticmethod

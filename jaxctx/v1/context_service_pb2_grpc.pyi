@@ -24,8 +24,8 @@ class ContextServiceStub:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
-    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, a context
+    whose engine was lost, or that may be on an engine that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -89,21 +89,21 @@ class ContextServiceStub:
         jaxctx.v1.context_service_pb2.ListContextsRequest,
         jaxctx.v1.context_service_pb2.ListContextsResponse,
     ]
-    """The caller's contexts in the order of their ids, but those that the server made for programs."""
+    """The caller's contexts in the order of their ids, without those that the server made for programs."""
 
     WatchContexts: grpc.UnaryStreamMultiCallable[
         jaxctx.v1.context_service_pb2.WatchContextsRequest,
         jaxctx.v1.context_service_pb2.WatchContextsResponse,
     ]
-    """The caller's contexts as they are, but those that the server made for programs, and then every change of them, until
-    the caller leaves. It reads, and uses none of them.
+    """The caller's contexts as they are now, without those that the server made for programs, and then every change of
+    them, until the caller cancels. Watching is no use of a context: it does not extend a sliding time to live.
     """
 
     Compare: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.CompareRequest,
         jaxctx.v1.context_service_pb2.CompareResponse,
     ]
-    """Where two contexts part."""
+    """Where two contexts diverge."""
 
     UpdateContext: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.UpdateContextRequest,
@@ -139,7 +139,7 @@ class ContextServiceStub:
         jaxctx.v1.context_service_pb2.CloseContextRequest,
         jaxctx.v1.context_service_pb2.CloseContextResponse,
     ]
-    """Give up the context. A running writer is cancelled first; forks of it live on."""
+    """Close the context. A running writer is cancelled first; forks of the context remain."""
 
 class ContextServiceAsyncStub:
     """Contexts: create, fill, generate, fork, rewind, inspect, close.
@@ -148,8 +148,8 @@ class ContextServiceAsyncStub:
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
-    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, a context
+    whose engine was lost, or that may be on an engine that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     CreateContext: grpc.aio.UnaryUnaryMultiCallable[
@@ -212,21 +212,21 @@ class ContextServiceAsyncStub:
         jaxctx.v1.context_service_pb2.ListContextsRequest,
         jaxctx.v1.context_service_pb2.ListContextsResponse,
     ]
-    """The caller's contexts in the order of their ids, but those that the server made for programs."""
+    """The caller's contexts in the order of their ids, without those that the server made for programs."""
 
     WatchContexts: grpc.aio.UnaryStreamMultiCallable[
         jaxctx.v1.context_service_pb2.WatchContextsRequest,
         jaxctx.v1.context_service_pb2.WatchContextsResponse,
     ]
-    """The caller's contexts as they are, but those that the server made for programs, and then every change of them, until
-    the caller leaves. It reads, and uses none of them.
+    """The caller's contexts as they are now, without those that the server made for programs, and then every change of
+    them, until the caller cancels. Watching is no use of a context: it does not extend a sliding time to live.
     """
 
     Compare: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.CompareRequest,
         jaxctx.v1.context_service_pb2.CompareResponse,
     ]
-    """Where two contexts part."""
+    """Where two contexts diverge."""
 
     UpdateContext: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.UpdateContextRequest,
@@ -262,7 +262,7 @@ class ContextServiceAsyncStub:
         jaxctx.v1.context_service_pb2.CloseContextRequest,
         jaxctx.v1.context_service_pb2.CloseContextResponse,
     ]
-    """Give up the context. A running writer is cancelled first; forks of it live on."""
+    """Close the context. A running writer is cancelled first; forks of the context remain."""
 
 class ContextServiceServicer(metaclass=abc.ABCMeta):
     """Contexts: create, fill, generate, fork, rewind, inspect, close.
@@ -271,8 +271,8 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
     context what was computed until then. A response to an operation that changes a context carries its new counters.
     Cancelling a call ends its work within one step. Errors and their reasons: see ErrorReason.
 
-    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, one whose
-    engine was lost, or that may be on one that does not answer, gives UNAVAILABLE (ENGINE_LOST).
+    `context_id` below is always the id of a context of the caller's; an unknown one gives NOT_FOUND. In a router, a context
+    whose engine was lost, or that may be on an engine that does not answer, gives UNAVAILABLE (ENGINE_LOST).
     """
 
     @abc.abstractmethod
@@ -355,7 +355,7 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.context_service_pb2.ListContextsRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.context_service_pb2.ListContextsResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.ListContextsResponse]]:
-        """The caller's contexts in the order of their ids, but those that the server made for programs."""
+        """The caller's contexts in the order of their ids, without those that the server made for programs."""
 
     @abc.abstractmethod
     def WatchContexts(
@@ -363,8 +363,8 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.context_service_pb2.WatchContextsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[jaxctx.v1.context_service_pb2.WatchContextsResponse], collections.abc.AsyncIterator[jaxctx.v1.context_service_pb2.WatchContextsResponse]]:
-        """The caller's contexts as they are, but those that the server made for programs, and then every change of them, until
-        the caller leaves. It reads, and uses none of them.
+        """The caller's contexts as they are now, without those that the server made for programs, and then every change of
+        them, until the caller cancels. Watching is no use of a context: it does not extend a sliding time to live.
         """
 
     @abc.abstractmethod
@@ -373,7 +373,7 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.context_service_pb2.CompareRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.context_service_pb2.CompareResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.CompareResponse]]:
-        """Where two contexts part."""
+        """Where two contexts diverge."""
 
     @abc.abstractmethod
     def UpdateContext(
@@ -421,6 +421,6 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.context_service_pb2.CloseContextRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.context_service_pb2.CloseContextResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.CloseContextResponse]]:
-        """Give up the context. A running writer is cancelled first; forks of it live on."""
+        """Close the context. A running writer is cancelled first; forks of the context remain."""
 
 def add_ContextServiceServicer_to_server(servicer: ContextServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -3,10 +3,11 @@
 isort:skip_file
 Between a router and its engines, which are processes of their own.
 
-A router has no model: it runs programs (SessionService), which its engines compute, and hands every other call as it came
-to the engine that is its place. An engine is a server of this same contract: it registers with a router, and from then on
-the router calls it as any client would, with two headers beside the cluster's key. `jaxctx-tenant` names the tenant for whom a call is made. `jaxctx-incarnation` is the incarnation for which
-it is meant: a later one refuses it, so that nothing can reach an engine that has forgotten what it is about.
+A router has no model: it runs programs (SessionService), which its engines compute, and forwards every other call
+unchanged to the engine that holds the context, or that it chooses. An engine is a server of this same contract: it
+registers with a router, and from then on the router calls it as any client would, with two headers beside the cluster's
+key. `jaxctx-tenant` names the tenant for whom a call is made. `jaxctx-incarnation` names the incarnation of the engine's
+process that the call is meant for: another one refuses the call, because it knows nothing of that one's contexts.
 """
 
 import builtins
@@ -28,10 +29,10 @@ class RegisterRequest(google.protobuf.message.Message):
     port: builtins.int
     """The port on which the engine listens, at the address from which this call comes."""
     incarnation: builtins.str
-    """Of the engine's process, and of no other: what comes in `jaxctx-incarnation`."""
+    """Identifies this process of the engine. Calls of the router carry it in `jaxctx-incarnation`."""
     leaving: builtins.bool
-    """The engine, which has joined, is about to drain: begin nothing more there, and have its contexts go on at others of
-    its model and its durable store. The call answers nothing, and ends when all are there that can be.
+    """The engine, which has joined, is about to drain: begin no more work there, and move its contexts to other engines that
+    have its model and its durable store. The call has no response, and ends when all contexts that can be moved are moved.
     """
     def __init__(
         self,

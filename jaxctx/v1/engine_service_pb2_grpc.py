@@ -47,9 +47,10 @@ class EngineServiceServicer:
     """
 
     def Register(self, request, context):
-        """Join a router. The router connects to the engine, asks for its load at every heartbeat (AdminService.GetStats), and sends it
-        work while it answers; after three heartbeats without an answer it is lost until it answers again. One answer comes when
-        the engine is registered, and the call lasts as long as it is: its end is the engine's, or the router's.
+        """Join a router. The router connects to the engine, asks for its load at every heartbeat (AdminService.GetStats), and
+        sends it work while it answers; after three heartbeats without an answer the engine counts as lost until it answers
+        again. One response comes when the engine is registered. The call lasts as long as the registration: the engine or the
+        router ends it.
         FAILED_PRECONDITION from a server that is no router, UNAVAILABLE if the engine cannot be reached at its address.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

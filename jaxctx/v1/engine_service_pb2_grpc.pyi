@@ -3,10 +3,11 @@
 isort:skip_file
 Between a router and its engines, which are processes of their own.
 
-A router has no model: it runs programs (SessionService), which its engines compute, and hands every other call as it came
-to the engine that is its place. An engine is a server of this same contract: it registers with a router, and from then on
-the router calls it as any client would, with two headers beside the cluster's key. `jaxctx-tenant` names the tenant for whom a call is made. `jaxctx-incarnation` is the incarnation for which
-it is meant: a later one refuses it, so that nothing can reach an engine that has forgotten what it is about.
+A router has no model: it runs programs (SessionService), which its engines compute, and forwards every other call
+unchanged to the engine that holds the context, or that it chooses. An engine is a server of this same contract: it
+registers with a router, and from then on the router calls it as any client would, with two headers beside the cluster's
+key. `jaxctx-tenant` names the tenant for whom a call is made. `jaxctx-incarnation` names the incarnation of the engine's
+process that the call is meant for: another one refuses the call, because it knows nothing of that one's contexts.
 """
 
 import abc
@@ -31,9 +32,10 @@ class EngineServiceStub:
         jaxctx.v1.engine_service_pb2.RegisterRequest,
         jaxctx.v1.engine_service_pb2.RegisterResponse,
     ]
-    """Join a router. The router connects to the engine, asks for its load at every heartbeat (AdminService.GetStats), and sends it
-    work while it answers; after three heartbeats without an answer it is lost until it answers again. One answer comes when
-    the engine is registered, and the call lasts as long as it is: its end is the engine's, or the router's.
+    """Join a router. The router connects to the engine, asks for its load at every heartbeat (AdminService.GetStats), and
+    sends it work while it answers; after three heartbeats without an answer the engine counts as lost until it answers
+    again. One response comes when the engine is registered. The call lasts as long as the registration: the engine or the
+    router ends it.
     FAILED_PRECONDITION from a server that is no router, UNAVAILABLE if the engine cannot be reached at its address.
     """
 
@@ -44,9 +46,10 @@ class EngineServiceAsyncStub:
         jaxctx.v1.engine_service_pb2.RegisterRequest,
         jaxctx.v1.engine_service_pb2.RegisterResponse,
     ]
-    """Join a router. The router connects to the engine, asks for its load at every heartbeat (AdminService.GetStats), and sends it
-    work while it answers; after three heartbeats without an answer it is lost until it answers again. One answer comes when
-    the engine is registered, and the call lasts as long as it is: its end is the engine's, or the router's.
+    """Join a router. The router connects to the engine, asks for its load at every heartbeat (AdminService.GetStats), and
+    sends it work while it answers; after three heartbeats without an answer the engine counts as lost until it answers
+    again. One response comes when the engine is registered. The call lasts as long as the registration: the engine or the
+    router ends it.
     FAILED_PRECONDITION from a server that is no router, UNAVAILABLE if the engine cannot be reached at its address.
     """
 
@@ -59,9 +62,10 @@ class EngineServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.engine_service_pb2.RegisterRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[jaxctx.v1.engine_service_pb2.RegisterResponse], collections.abc.AsyncIterator[jaxctx.v1.engine_service_pb2.RegisterResponse]]:
-        """Join a router. The router connects to the engine, asks for its load at every heartbeat (AdminService.GetStats), and sends it
-        work while it answers; after three heartbeats without an answer it is lost until it answers again. One answer comes when
-        the engine is registered, and the call lasts as long as it is: its end is the engine's, or the router's.
+        """Join a router. The router connects to the engine, asks for its load at every heartbeat (AdminService.GetStats), and
+        sends it work while it answers; after three heartbeats without an answer the engine counts as lost until it answers
+        again. One response comes when the engine is registered. The call lasts as long as the registration: the engine or the
+        router ends it.
         FAILED_PRECONDITION from a server that is no router, UNAVAILABLE if the engine cannot be reached at its address.
         """
 

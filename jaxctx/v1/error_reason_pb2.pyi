@@ -77,9 +77,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_NEVER_FITS: _ErrorReason.ValueType  # 61
     """RESOURCE_EXHAUSTED: needs more pages than the server has in all. Waiting never helps. RetryInfo: no."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 62
-    """RESOURCE_EXHAUSTED: as many requests wait as may wait, or tasks of a program, or the caller's large requests (64 KiB and
-    more) take longer to read than its share of the time. A waiting request is given up for one of a tenant that has fewer
-    waiting. RetryInfo: yes.
+    """RESOURCE_EXHAUSTED: the queue of requests, or of a program's tasks, is full; or reading the caller's large requests
+    (64 KiB and more) takes longer than its share of the time. In a full queue, a waiting request of the tenant with most
+    requests there is ended in favour of a tenant with fewer. RetryInfo: yes.
     """
     ERROR_REASON_TOO_MANY_CONTEXTS: _ErrorReason.ValueType  # 63
     """RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs.
@@ -94,20 +94,20 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     Giving up others helps, as does their end. RetryInfo: yes, unless time frees none of it.
     """
     ERROR_REASON_STORE_FULL: _ErrorReason.ValueType  # 66
-    """RESOURCE_EXHAUSTED: the store has no room. Nothing of the snapshot was kept. RetryInfo: yes."""
+    """RESOURCE_EXHAUSTED: the store is full. Nothing of the snapshot was kept. RetryInfo: yes."""
     ERROR_REASON_DEADLINE_UNREACHABLE: _ErrorReason.ValueType  # 67
-    """RESOURCE_EXHAUSTED: judged by what steps take, the request cannot end by the caller's deadline. Most are refused at
-    once; one that waits or generates may be ended later, when it no longer can and others would. What was generated until
-    then stays in the context; a request that did not run yet has changed nothing. It may fit after the time that is told,
-    with the same time to its deadline, or now with more. RetryInfo: yes.
+    """RESOURCE_EXHAUSTED: judged by how long steps take, the request cannot end by the caller's deadline. Most such requests
+    are refused at once. One that waits or generates may be ended later, when it can no longer be in time and others gain
+    by its end. What was generated until then stays in the context; a request that did not run yet has changed nothing.
+    It may succeed after the time in RetryInfo with as much time to its deadline, or now with more. RetryInfo: yes.
     """
     ERROR_REASON_NOT_SERVING: _ErrorReason.ValueType  # 70
-    """UNAVAILABLE: the server is still loading, or gone. RetryInfo: yes, if it is the server that says so."""
+    """UNAVAILABLE: the server is still loading, or gone. RetryInfo: yes, if the server itself answered."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 71
     """UNAVAILABLE: the server finishes what it has and takes nothing new. RetryInfo: yes."""
     ERROR_REASON_ENGINE_FAILED: _ErrorReason.ValueType  # 72
-    """UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted. Of an
-    output of a program: so many engines in turn were lost with it. RetryInfo: yes.
+    """UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted.
+    For an output of a program: too many engines in turn were lost while they had it. RetryInfo: yes.
     """
     ERROR_REASON_STORE_FAILED: _ErrorReason.ValueType  # 73
     """UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has.
@@ -120,7 +120,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 80
     """DEADLINE_EXCEEDED: the caller's deadline passed. What was computed until then stays in the context."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 81
-    """CANCELLED: the caller went away, or the context was closed under it. What was computed stays in a context that lives."""
+    """CANCELLED: the caller cancelled or disconnected, or the context was closed meanwhile. What was computed stays in the
+    context, unless that was closed.
+    """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 90
     """UNAUTHENTICATED: no key, or an unknown one."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 91
@@ -139,17 +141,17 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
       Retry-After). Of ABORTED, RESOURCE_EXHAUSTED and UNAVAILABLE each reason below says whether it has one; with other
       statuses none has.
 
-    The gRPC status that goes with each reason stands beside it. Clients must expect reasons that they do not know yet, and
+    Each comment below begins with the gRPC status of its reason. Clients must expect reasons that they do not know yet, and
     then act on the status. The message of a status is for people and may change. Errors that gRPC itself raises have no
-    details: among them RESOURCE_EXHAUSTED for a request of more than 8 MiB. One that has more entries or longer texts than
-    its fields may hold, or more than 1,024 unknown fields or 64 KiB of them, is refused before it is parsed, which names
-    the first such field alone. Those with several reasons say together:
+    details: among them RESOURCE_EXHAUSTED for a request of more than 8 MiB. A request that has more entries or longer texts
+    than its fields may hold, or more than 1,024 unknown fields or 64 KiB of them, is refused before it is parsed; the error
+    then names only the first such field. What the statuses with several reasons have in common:
 
-    - OUT_OF_RANGE: more was asked of a context than it holds, or than the model's longest sequence has room for.
+    - OUT_OF_RANGE: more was asked of a context than it holds, or than the model's longest sequence allows.
     - FAILED_PRECONDITION: the object, or the server, is not in a state that allows this.
     - NOT_FOUND: no such object in the caller's namespace. Another tenant's object answers exactly the same.
     - ABORTED: another writer holds the context (retry when it is done), or saved a later version of the snapshot.
-    - RESOURCE_EXHAUSTED: not enough pages, queue places, time, room in the store or quota.
+    - RESOURCE_EXHAUSTED: not enough pages, queue places, time, space in the store or quota.
     - UNAVAILABLE: the server is loading, draining, or gone, or its store cannot be reached.
 
     An error means that nothing changed, unless said otherwise here.
@@ -210,9 +212,9 @@ ERROR_REASON_OUT_OF_PAGES: ErrorReason.ValueType  # 60
 ERROR_REASON_NEVER_FITS: ErrorReason.ValueType  # 61
 """RESOURCE_EXHAUSTED: needs more pages than the server has in all. Waiting never helps. RetryInfo: no."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 62
-"""RESOURCE_EXHAUSTED: as many requests wait as may wait, or tasks of a program, or the caller's large requests (64 KiB and
-more) take longer to read than its share of the time. A waiting request is given up for one of a tenant that has fewer
-waiting. RetryInfo: yes.
+"""RESOURCE_EXHAUSTED: the queue of requests, or of a program's tasks, is full; or reading the caller's large requests
+(64 KiB and more) takes longer than its share of the time. In a full queue, a waiting request of the tenant with most
+requests there is ended in favour of a tenant with fewer. RetryInfo: yes.
 """
 ERROR_REASON_TOO_MANY_CONTEXTS: ErrorReason.ValueType  # 63
 """RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs.
@@ -227,20 +229,20 @@ ERROR_REASON_QUOTA: ErrorReason.ValueType  # 65
 Giving up others helps, as does their end. RetryInfo: yes, unless time frees none of it.
 """
 ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 66
-"""RESOURCE_EXHAUSTED: the store has no room. Nothing of the snapshot was kept. RetryInfo: yes."""
+"""RESOURCE_EXHAUSTED: the store is full. Nothing of the snapshot was kept. RetryInfo: yes."""
 ERROR_REASON_DEADLINE_UNREACHABLE: ErrorReason.ValueType  # 67
-"""RESOURCE_EXHAUSTED: judged by what steps take, the request cannot end by the caller's deadline. Most are refused at
-once; one that waits or generates may be ended later, when it no longer can and others would. What was generated until
-then stays in the context; a request that did not run yet has changed nothing. It may fit after the time that is told,
-with the same time to its deadline, or now with more. RetryInfo: yes.
+"""RESOURCE_EXHAUSTED: judged by how long steps take, the request cannot end by the caller's deadline. Most such requests
+are refused at once. One that waits or generates may be ended later, when it can no longer be in time and others gain
+by its end. What was generated until then stays in the context; a request that did not run yet has changed nothing.
+It may succeed after the time in RetryInfo with as much time to its deadline, or now with more. RetryInfo: yes.
 """
 ERROR_REASON_NOT_SERVING: ErrorReason.ValueType  # 70
-"""UNAVAILABLE: the server is still loading, or gone. RetryInfo: yes, if it is the server that says so."""
+"""UNAVAILABLE: the server is still loading, or gone. RetryInfo: yes, if the server itself answered."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 71
 """UNAVAILABLE: the server finishes what it has and takes nothing new. RetryInfo: yes."""
 ERROR_REASON_ENGINE_FAILED: ErrorReason.ValueType  # 72
-"""UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted. Of an
-output of a program: so many engines in turn were lost with it. RetryInfo: yes.
+"""UNAVAILABLE: the engine met an internal error that it cannot recover from. The process ends and may be restarted.
+For an output of a program: too many engines in turn were lost while they had it. RetryInfo: yes.
 """
 ERROR_REASON_STORE_FAILED: ErrorReason.ValueType  # 73
 """UNAVAILABLE: the store cannot be written or read now. What it had acknowledged it still has.
@@ -253,7 +255,9 @@ RetryInfo: yes.
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 80
 """DEADLINE_EXCEEDED: the caller's deadline passed. What was computed until then stays in the context."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 81
-"""CANCELLED: the caller went away, or the context was closed under it. What was computed stays in a context that lives."""
+"""CANCELLED: the caller cancelled or disconnected, or the context was closed meanwhile. What was computed stays in the
+context, unless that was closed.
+"""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 90
 """UNAUTHENTICATED: no key, or an unknown one."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 91

@@ -26,7 +26,7 @@ from jaxctx.v1 import generation_pb2 as jaxctx_dot_v1_dot_generation__pb2
 from jaxctx.v1 import rules_pb2 as jaxctx_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17jaxctx/v1/forward.proto\x12\tjaxctx.v1\x1a\x1ajaxctx/v1/generation.proto\x1a\x15jaxctx/v1/rules.proto\"?\n\rAttentionMask\x12.\n\x06\x62ounds\x18\x01 \x03(\x05\x42\x1e\xf2\xd0*\x1a*\x12max_context_tokensh\x80\x01\x88\x01\x01\"\xca\x01\n\rForwardOutput\x12\x1c\n\x05index\x18\x01 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\x00\x00\x12)\n\x06sample\x18\x02 \x01(\x0b\x32\x19.jaxctx.v1.SamplingParams\x12\x1e\n\x0blogprob_ids\x18\x03 \x03(\x05\x42\t\xf2\xd0*\x05\x38\x01h\x80\x08\x12/\n\x03top\x18\x04 \x01(\x05\x42\"\xf2\xd0*\x1e\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00\x00P@*\nvocab_size\x12\x0e\n\x06logits\x18\x05 \x01(\x08\x12\x0f\n\x07\x65ntropy\x18\x06 \x01(\x08\"\xcc\x01\n\x13\x46orwardOutputResult\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x15\n\x08token_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\x04seed\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x10\n\x08logprobs\x18\x04 \x03(\x01\x12\"\n\x03top\x18\x05 \x03(\x0b\x32\x15.jaxctx.v1.TopLogprob\x12\x0e\n\x06logits\x18\x06 \x01(\x0c\x12\x14\n\x07\x65ntropy\x18\x07 \x01(\x01H\x02\x88\x01\x01\x42\x0b\n\t_token_idB\x07\n\x05_seedB\n\n\x08_entropyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17jaxctx/v1/forward.proto\x12\tjaxctx.v1\x1a\x1ajaxctx/v1/generation.proto\x1a\x15jaxctx/v1/rules.proto\"?\n\rAttentionMask\x12.\n\x06\x62ounds\x18\x01 \x03(\x05\x42\x1e\xf2\xd0*\x1a*\x12max_context_tokensh\x80\x01\x88\x01\x01\"\xd0\x01\n\x13\x46orwardOutputParams\x12\x1c\n\x05index\x18\x01 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\x00\x00\x12)\n\x06sample\x18\x02 \x01(\x0b\x32\x19.jaxctx.v1.SamplingParams\x12\x1e\n\x0blogprob_ids\x18\x03 \x03(\x05\x42\t\xf2\xd0*\x05\x38\x01h\x80\x08\x12/\n\x03top\x18\x04 \x01(\x05\x42\"\xf2\xd0*\x1e\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00\x00P@*\nvocab_size\x12\x0e\n\x06logits\x18\x05 \x01(\x08\x12\x0f\n\x07\x65ntropy\x18\x06 \x01(\x08\"\xcc\x01\n\x13\x46orwardOutputResult\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x15\n\x08token_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\x04seed\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x10\n\x08logprobs\x18\x04 \x03(\x01\x12\"\n\x03top\x18\x05 \x03(\x0b\x32\x15.jaxctx.v1.TopLogprob\x12\x0e\n\x06logits\x18\x06 \x01(\x0c\x12\x14\n\x07\x65ntropy\x18\x07 \x01(\x01H\x02\x88\x01\x01\x42\x0b\n\t_token_idB\x07\n\x05_seedB\n\n\x08_entropyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,16 +35,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ATTENTIONMASK'].fields_by_name['bounds']._loaded_options = None
   _globals['_ATTENTIONMASK'].fields_by_name['bounds']._serialized_options = b'\362\320*\032*\022max_context_tokensh\200\001\210\001\001'
-  _globals['_FORWARDOUTPUT'].fields_by_name['index']._loaded_options = None
-  _globals['_FORWARDOUTPUT'].fields_by_name['index']._serialized_options = b'\362\320*\t\031\000\000\000\000\000\000\000\000'
-  _globals['_FORWARDOUTPUT'].fields_by_name['logprob_ids']._loaded_options = None
-  _globals['_FORWARDOUTPUT'].fields_by_name['logprob_ids']._serialized_options = b'\362\320*\0058\001h\200\010'
-  _globals['_FORWARDOUTPUT'].fields_by_name['top']._loaded_options = None
-  _globals['_FORWARDOUTPUT'].fields_by_name['top']._serialized_options = b'\362\320*\036\031\000\000\000\000\000\000\000\000!\000\000\000\000\000\000P@*\nvocab_size'
+  _globals['_FORWARDOUTPUTPARAMS'].fields_by_name['index']._loaded_options = None
+  _globals['_FORWARDOUTPUTPARAMS'].fields_by_name['index']._serialized_options = b'\362\320*\t\031\000\000\000\000\000\000\000\000'
+  _globals['_FORWARDOUTPUTPARAMS'].fields_by_name['logprob_ids']._loaded_options = None
+  _globals['_FORWARDOUTPUTPARAMS'].fields_by_name['logprob_ids']._serialized_options = b'\362\320*\0058\001h\200\010'
+  _globals['_FORWARDOUTPUTPARAMS'].fields_by_name['top']._loaded_options = None
+  _globals['_FORWARDOUTPUTPARAMS'].fields_by_name['top']._serialized_options = b'\362\320*\036\031\000\000\000\000\000\000\000\000!\000\000\000\000\000\000P@*\nvocab_size'
   _globals['_ATTENTIONMASK']._serialized_start=89
   _globals['_ATTENTIONMASK']._serialized_end=152
-  _globals['_FORWARDOUTPUT']._serialized_start=155
-  _globals['_FORWARDOUTPUT']._serialized_end=357
-  _globals['_FORWARDOUTPUTRESULT']._serialized_start=360
-  _globals['_FORWARDOUTPUTRESULT']._serialized_end=564
+  _globals['_FORWARDOUTPUTPARAMS']._serialized_start=155
+  _globals['_FORWARDOUTPUTPARAMS']._serialized_end=363
+  _globals['_FORWARDOUTPUTRESULT']._serialized_start=366
+  _globals['_FORWARDOUTPUTRESULT']._serialized_end=570
 # @@protoc_insertion_point(module_scope)

@@ -6,12 +6,12 @@ in a form that programs can read.
 
 A server checks these rules of every request before anything else, and a client may check them before it sends one.
 They are named after those of protovalidate. A rule of a field with presence holds where it is set, of any other field
-always. In a list they are rules of each entry and in a map of each value, unless they say otherwise. In a message
-that is not a request, or part of one, they say nothing.
+always. On a list it applies to each entry and on a map to each value, unless it says otherwise. In a message that is
+neither a request nor part of one, rules have no effect.
 
-Which methods may be called again when nobody knows whether they were is said by protobuf's own `idempotency_level`:
-those that change nothing (NO_SIDE_EFFECTS), and those that set rather than add, or whose only effect is that of any
-use, which begins a sliding time to live again (IDEMPOTENT). Others may have happened.
+Protobuf's own `idempotency_level` says which methods may be called again when it is unknown whether an earlier call was
+carried out: those that change nothing (NO_SIDE_EFFECTS), and those that set rather than add, or whose only effect is to
+start a sliding time to live again, as any use does (IDEMPOTENT). A call of any other method must not simply be repeated.
 """
 
 import builtins
@@ -161,11 +161,11 @@ CLUSTER_FIELD_NUMBER: builtins.int
 rule: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.FieldOptions, global___FieldRules]
 """The rules of a field."""
 found_by: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.FieldOptions, builtins.str]
-"""Ids or a name that the caller chooses for what the call makes: the method that finds what has it. Nothing may yet,
-unless the request has an `overwrite_version`.
+"""On ids or a name that the caller chooses for what the call makes: the method that finds an object by it. No object may
+have it before the call, unless the request has an `overwrite_version`.
 """
 work: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.MethodOptions, builtins.bool]
-"""It is new work: a server that drains refuses it, and waits for what it has accepted."""
+"""The method is new work: a server that drains refuses it, and waits for the calls that it has accepted."""
 choice: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.OneofOptions, global___OneofRules]
 """The rules of a oneof."""
 admin: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.ServiceOptions, builtins.bool]

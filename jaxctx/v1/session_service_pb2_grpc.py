@@ -36,9 +36,9 @@ class SessionServiceStub:
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
-    Of an engine that is lost all goes on at others, behind the tokens that had come, and becomes what it would have become.
-    Only an output that three in turn had begun, or twelve had been given, and were lost before they gave anything of it,
-    fails with UNAVAILABLE (ENGINE_FAILED).
+    If an engine is lost, its tasks continue on other engines after the tokens that had arrived, and give the same text. Only
+    an output fails, with UNAVAILABLE (ENGINE_FAILED), whose engines were lost before any of its tokens arrived: three engines
+    in turn that had begun it, or twelve that it was sent to.
     """
 
     def __init__(self, channel):
@@ -120,9 +120,9 @@ class SessionServiceServicer:
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
-    Of an engine that is lost all goes on at others, behind the tokens that had come, and becomes what it would have become.
-    Only an output that three in turn had begun, or twelve had been given, and were lost before they gave anything of it,
-    fails with UNAVAILABLE (ENGINE_FAILED).
+    If an engine is lost, its tasks continue on other engines after the tokens that had arrived, and give the same text. Only
+    an output fails, with UNAVAILABLE (ENGINE_FAILED), whose engines were lost before any of its tokens arrived: three engines
+    in turn that had begun it, or twelve that it was sent to.
     """
 
     def CreateSession(self, request, context):
@@ -133,7 +133,7 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSession(self, request, context):
-        """A session and how much there is in it. Begins its time to live again, as every call here does.
+        """A session and how much it holds. Like every call of this service, it starts the session's time to live again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,7 +147,7 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSession(self, request, context):
-        """Cancel what runs, and give back every page. Answers when that is done.
+        """Cancel what runs, and give back every page. The answer comes when that is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -196,14 +196,14 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelCall(self, request, context):
-        """Fail what has not ended of a call, and what needs it.
+        """Fail the tasks of a call that have not ended, and all that need their outputs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetGraph(self, request, context):
-        """What makes what, how far it is, on which engine, and why there.
+        """The tasks and the variables that they read and make; for each task its phase, its engine, and why it is there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -291,9 +291,9 @@ class SessionService:
     all of them, and 1000 tasks that wait for an engine (QUEUE_FULL); a session has up to 4096 variables. More is
     RESOURCE_EXHAUSTED (QUOTA), as is a prompt of more than 8,388,608 characters (NEVER_FITS).
 
-    Of an engine that is lost all goes on at others, behind the tokens that had come, and becomes what it would have become.
-    Only an output that three in turn had begun, or twelve had been given, and were lost before they gave anything of it,
-    fails with UNAVAILABLE (ENGINE_FAILED).
+    If an engine is lost, its tasks continue on other engines after the tokens that had arrived, and give the same text. Only
+    an output fails, with UNAVAILABLE (ENGINE_FAILED), whose engines were lost before any of its tokens arrived: three engines
+    in turn that had begun it, or twelve that it was sent to.
     """
 
     @staticmethod

@@ -53,8 +53,8 @@ class SaveRequest(google.protobuf.message.Message):
     (NO_STORE). Otherwise it is kept in memory until the server ends.
     """
     overwrite_version: builtins.int
-    """The latest version, which the new one then replaces as the latest; it is kept as history, of which a server may
-    have a limit: then the oldest version goes. Any other number gives ABORTED (VERSION_MISMATCH).
+    """The number of the latest version, which the new one replaces as the latest. The old one is kept as history; a server
+    may limit the history, and then drops the oldest version. Any other number gives ABORTED (VERSION_MISMATCH).
     """
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
@@ -193,8 +193,8 @@ global___OpenResponse = OpenResponse
 
 @typing.final
 class TakeRequest(google.protobuf.message.Message):
-    """Asks for a context from a snapshot that is then no more. Fields as in OpenRequest. If the call is cancelled in the very
-    moment of the taking, the context stays and is listed: what the snapshot held is never lost.
+    """Asks for a context from a snapshot, which is deleted. Fields as in OpenRequest. If the call is cancelled at the very
+    time of the deletion, the context stays and is listed: what the snapshot held is never lost.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -427,7 +427,7 @@ class UpdateSnapshotRequest(google.protobuf.message.Message):
 
     @typing.final
     class Labels(google.protobuf.message.Message):
-        """Labels in a message of their own, so that none at all can be told from no change."""
+        """Labels in a message of their own, so that an empty set and an unset field are different."""
 
         DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -658,7 +658,7 @@ class UpdatePublicationRequest(google.protobuf.message.Message):
 
     @typing.final
     class Labels(google.protobuf.message.Message):
-        """Labels in a message of their own, so that none at all can be told from no change."""
+        """Labels in a message of their own, so that an empty set and an unset field are different."""
 
         DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -32,8 +32,8 @@ class SnapshotServiceStub:
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
 
-    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
-    alone shows what others did since its server began only where that was asked for by name.
+    Servers may share a store. Every call that names a durable snapshot sees the latest change that any of them made. Only
+    ListSnapshots differs: what another server changed since this one started is in the list only once a call has named it.
     """
 
     def __init__(self, channel):
@@ -111,8 +111,8 @@ class SnapshotServiceServicer:
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
 
-    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
-    alone shows what others did since its server began only where that was asked for by name.
+    Servers may share a store. Every call that names a durable snapshot sees the latest change that any of them made. Only
+    ListSnapshots differs: what another server changed since this one started is in the list only once a call has named it.
     """
 
     def Save(self, request, context):
@@ -130,8 +130,8 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Take(self, request, context):
-        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND. If
-        meanwhile another version became the latest, that is ABORTED (VERSION_MISMATCH), and nothing is deleted.
+        """Open the latest version and delete the name, atomically: of two racing calls one gets NOT_FOUND. If another version
+        became the latest meanwhile, the call ends with ABORTED (VERSION_MISMATCH), and nothing is deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,7 +166,7 @@ class SnapshotServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSnapshot(self, request, context):
-        """Delete a name or one version of it, and tell how many versions that were. Contexts that were opened from it live on.
+        """Delete a name or one version of it, and return how many versions that were. Contexts that were opened from it remain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,8 +278,8 @@ class SnapshotService:
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
 
-    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
-    alone shows what others did since its server began only where that was asked for by name.
+    Servers may share a store. Every call that names a durable snapshot sees the latest change that any of them made. Only
+    ListSnapshots differs: what another server changed since this one started is in the list only once a call has named it.
     """
 
     @staticmethod

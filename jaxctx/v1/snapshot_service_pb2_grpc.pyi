@@ -24,8 +24,8 @@ class SnapshotServiceStub:
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
 
-    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
-    alone shows what others did since its server began only where that was asked for by name.
+    Servers may share a store. Every call that names a durable snapshot sees the latest change that any of them made. Only
+    ListSnapshots differs: what another server changed since this one started is in the list only once a call has named it.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -45,8 +45,8 @@ class SnapshotServiceStub:
         jaxctx.v1.snapshot_service_pb2.TakeRequest,
         jaxctx.v1.snapshot_service_pb2.TakeResponse,
     ]
-    """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND. If
-    meanwhile another version became the latest, that is ABORTED (VERSION_MISMATCH), and nothing is deleted.
+    """Open the latest version and delete the name, atomically: of two racing calls one gets NOT_FOUND. If another version
+    became the latest meanwhile, the call ends with ABORTED (VERSION_MISMATCH), and nothing is deleted.
     """
 
     GetSnapshot: grpc.UnaryUnaryMultiCallable[
@@ -77,7 +77,7 @@ class SnapshotServiceStub:
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse,
     ]
-    """Delete a name or one version of it, and tell how many versions that were. Contexts that were opened from it live on."""
+    """Delete a name or one version of it, and return how many versions that were. Contexts that were opened from it remain."""
 
     Publish: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.PublishRequest,
@@ -110,8 +110,8 @@ class SnapshotServiceAsyncStub:
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
 
-    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
-    alone shows what others did since its server began only where that was asked for by name.
+    Servers may share a store. Every call that names a durable snapshot sees the latest change that any of them made. Only
+    ListSnapshots differs: what another server changed since this one started is in the list only once a call has named it.
     """
 
     Save: grpc.aio.UnaryUnaryMultiCallable[
@@ -130,8 +130,8 @@ class SnapshotServiceAsyncStub:
         jaxctx.v1.snapshot_service_pb2.TakeRequest,
         jaxctx.v1.snapshot_service_pb2.TakeResponse,
     ]
-    """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND. If
-    meanwhile another version became the latest, that is ABORTED (VERSION_MISMATCH), and nothing is deleted.
+    """Open the latest version and delete the name, atomically: of two racing calls one gets NOT_FOUND. If another version
+    became the latest meanwhile, the call ends with ABORTED (VERSION_MISMATCH), and nothing is deleted.
     """
 
     GetSnapshot: grpc.aio.UnaryUnaryMultiCallable[
@@ -162,7 +162,7 @@ class SnapshotServiceAsyncStub:
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
         jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse,
     ]
-    """Delete a name or one version of it, and tell how many versions that were. Contexts that were opened from it live on."""
+    """Delete a name or one version of it, and return how many versions that were. Contexts that were opened from it remain."""
 
     Publish: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.snapshot_service_pb2.PublishRequest,
@@ -195,8 +195,8 @@ class SnapshotServiceServicer(metaclass=abc.ABCMeta):
     `name` is that of a snapshot of the caller's: 1..100 bytes without control characters. An unknown name or version
     gives NOT_FOUND (SNAPSHOT_NOT_FOUND).
 
-    Servers may share a store. Whatever asks for a durable snapshot by its name sees what any of them did last; ListSnapshots
-    alone shows what others did since its server began only where that was asked for by name.
+    Servers may share a store. Every call that names a durable snapshot sees the latest change that any of them made. Only
+    ListSnapshots differs: what another server changed since this one started is in the list only once a call has named it.
     """
 
     @abc.abstractmethod
@@ -221,8 +221,8 @@ class SnapshotServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.snapshot_service_pb2.TakeRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.snapshot_service_pb2.TakeResponse, collections.abc.Awaitable[jaxctx.v1.snapshot_service_pb2.TakeResponse]]:
-        """As Open of the latest version, and delete the name in the same moment: of two racing calls one gets NOT_FOUND. If
-        meanwhile another version became the latest, that is ABORTED (VERSION_MISMATCH), and nothing is deleted.
+        """Open the latest version and delete the name, atomically: of two racing calls one gets NOT_FOUND. If another version
+        became the latest meanwhile, the call ends with ABORTED (VERSION_MISMATCH), and nothing is deleted.
         """
 
     @abc.abstractmethod
@@ -263,7 +263,7 @@ class SnapshotServiceServicer(metaclass=abc.ABCMeta):
         request: jaxctx.v1.snapshot_service_pb2.DeleteSnapshotRequest,
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse, collections.abc.Awaitable[jaxctx.v1.snapshot_service_pb2.DeleteSnapshotResponse]]:
-        """Delete a name or one version of it, and tell how many versions that were. Contexts that were opened from it live on."""
+        """Delete a name or one version of it, and return how many versions that were. Contexts that were opened from it remain."""
 
     @abc.abstractmethod
     def Publish(

@@ -113,7 +113,7 @@ class StoredVersion(google.protobuf.message.Message):
     salt: builtins.str
     """The context's salt."""
     manual_commit: builtins.bool
-    """Whether the context commits pages only when told."""
+    """Whether the context commits pages only by CommitPages."""
     context_id: builtins.str
     """The context that was saved."""
     @property
@@ -156,7 +156,7 @@ class StoredManifest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
-    class MarksEntry(google.protobuf.message.Message):
+    class AttentionOverridesEntry(google.protobuf.message.Message):
         DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
         KEY_FIELD_NUMBER: builtins.int
@@ -179,7 +179,7 @@ class StoredManifest(google.protobuf.message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_BYTES_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
-    MARKS_FIELD_NUMBER: builtins.int
+    ATTENTION_OVERRIDES_FIELD_NUMBER: builtins.int
     SEQ_LEN_FIELD_NUMBER: builtins.int
     COMMITTED_PAGES_FIELD_NUMBER: builtins.int
     WORKING_TOKENS_FIELD_NUMBER: builtins.int
@@ -192,7 +192,7 @@ class StoredManifest(google.protobuf.message.Message):
     id: builtins.str
     """Its own id."""
     identity: builtins.bytes
-    """All that determines KV beside tokens and marks, the tenant's namespace included."""
+    """All that determines KV beside tokens and attention overrides, the tenant's namespace included."""
     model_revision: builtins.str
     """Weights and configuration that computed it."""
     salt: builtins.str
@@ -212,14 +212,14 @@ class StoredManifest(google.protobuf.message.Message):
     working_tokens: builtins.int
     """Tokens in the pages after these."""
     manual_commit: builtins.bool
-    """Whether the context commits pages only when told."""
+    """Whether the context commits pages only by CommitPages."""
     page_keys: builtins.bytes
     """Of each page: its key, 32 bytes (SHA-256 over the chain of tokens)."""
     page_checksums: builtins.bytes
     """Of each page: xxh3-128 of its data, 16 bytes, big-endian."""
     @property
-    def marks(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.bytes]:
-        """By index, the tokens that were not computed in the usual way."""
+    def attention_overrides(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.bytes]:
+        """Attention overrides, by index, of the tokens that were not computed in the default way."""
 
     @property
     def packs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -244,7 +244,7 @@ class StoredManifest(google.protobuf.message.Message):
         page_size: builtins.int = ...,
         page_bytes: builtins.int = ...,
         tokens: builtins.bytes = ...,
-        marks: collections.abc.Mapping[builtins.int, builtins.bytes] | None = ...,
+        attention_overrides: collections.abc.Mapping[builtins.int, builtins.bytes] | None = ...,
         seq_len: builtins.int = ...,
         committed_pages: builtins.int = ...,
         working_tokens: builtins.int = ...,
@@ -255,6 +255,6 @@ class StoredManifest(google.protobuf.message.Message):
         page_packs: collections.abc.Iterable[builtins.int] | None = ...,
         page_offsets: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_pages", b"committed_pages", "id", b"id", "identity", b"identity", "kv_dtype", b"kv_dtype", "manual_commit", b"manual_commit", "marks", b"marks", "model_revision", b"model_revision", "packs", b"packs", "page_bytes", b"page_bytes", "page_checksums", b"page_checksums", "page_keys", b"page_keys", "page_offsets", b"page_offsets", "page_packs", b"page_packs", "page_size", b"page_size", "salt", b"salt", "seq_len", b"seq_len", "tokens", b"tokens", "working_tokens", b"working_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attention_overrides", b"attention_overrides", "committed_pages", b"committed_pages", "id", b"id", "identity", b"identity", "kv_dtype", b"kv_dtype", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "packs", b"packs", "page_bytes", b"page_bytes", "page_checksums", b"page_checksums", "page_keys", b"page_keys", "page_offsets", b"page_offsets", "page_packs", b"page_packs", "page_size", b"page_size", "salt", b"salt", "seq_len", b"seq_len", "tokens", b"tokens", "working_tokens", b"working_tokens"]) -> None: ...
 
 global___StoredManifest = StoredManifest

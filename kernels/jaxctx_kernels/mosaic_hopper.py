@@ -52,7 +52,7 @@ PROCESSORS = 132  # of an H100 or H200; a unit fills one
 CONSUMERS = 2  # warpgroups of a unit beside its producer
 SPLIT_ROWS = 128  # rows of a step from which consumers split rows, not tokens
 SIDE = 64  # rows of a product, and tokens of a step
-LEAST_STEPS = 4  # of a unit, so that small batches are not cut into too many partial results
+MIN_STEPS = 4  # of a unit, so that small batches are not cut into too many partial results
 MERGED_COLUMNS = 32  # of head_dim that one block of the second kernel merges
 BY_PRODUCT = plgpu.Layout.WGMMA  # how a warpgroup's registers hold a product
 BY_ROW, BY_COLUMN = BY_PRODUCT.reduce(1), BY_PRODUCT.reduce(0)  # a value for each of its rows, or columns
@@ -311,7 +311,7 @@ def build_schedule(
     pairs = list_pairs(item, steps, step_ends, config)
     tile_ends = step_ends.reshape(config.tiles, items)[:, -1]
     tile_begins, total = jnp.pad(tile_ends[:-1], (1, 0)), tile_ends[-1]
-    unit_steps = jnp.maximum(LEAST_STEPS, -(-total // config.units))
+    unit_steps = jnp.maximum(MIN_STEPS, -(-total // config.units))
     units = cut_into_units(pairs, tile_begins, tile_ends, unit_steps, total, config)
     # Unit u writes its partial result of tile t at slot u + t.
     slots = jnp.stack([tile_begins // unit_steps, -(-tile_ends // unit_steps)], 1) + jnp.arange(config.tiles)[:, None]

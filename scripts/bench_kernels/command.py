@@ -30,7 +30,7 @@ CPU_LAYER = Layer(kv_heads=4, group=2)  # of models that one runs on a CPU
 LAYER = Layer(kv_heads=8, group=4, layers=4)  # of Llama 3.1 8B, so many that caches hold none of it
 CPU_CEILINGS = 1 << 28, 2048  # bytes, and rows of a matrix
 CEILINGS = 1 << 30, 8192
-LEAST_S = 0.05  # of a measure on an accelerator, so that what it takes to start and to wait does not count
+MIN_S = 0.05  # of a measure on an accelerator, so that what it takes to start and to wait does not count
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         works += attention.works(with_plain=not settings.no_plain)
     if not settings.kernels_only and (steps := steps_of(settings)):
         works += [(work, None) for work in steps.works()]
-    seconds = measure([work for work, _ in works], settings.rounds, 0 if on_cpu else LEAST_S, progress)
+    seconds = measure([work for work, _ in works], settings.rounds, 0 if on_cpu else MIN_S, progress)
     found = results(works, seconds)
     described = ", ".join(f"{name} {value}" for name, value in machine().items())
     heads = f"{layer.kv_heads} KV heads of {layer.dim}, groups of {layer.group}, pages of {layer.page_size}"

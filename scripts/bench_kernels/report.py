@@ -36,24 +36,23 @@ class Result:
 
 
 def results(works: Sequence[tuple[Work, Reading | None]], seconds: Mapping[str, Sequence[float]]) -> list[Result]:
-    """Of all that was measured, the ceilings among it."""
+    """The result of each work, from the seconds of its rounds; the ceilings were measured in the same rounds."""
     by_name = {work.name: work for work, _ in works}
     copy = [by_name[COPY].read_bytes / each for each in seconds[COPY]]
     product = [by_name[PRODUCT].flops / each for each in seconds[PRODUCT]]
 
-    def fraction(amount: float, spent: Sequence[float], ceiling: Sequence[float]) -> Spread:
-        return Spread.of([amount / s / c for s, c in zip(spent, ceiling, strict=True)])
+    found: list[Result] = []
+    for work, reading in works:
+        spent = seconds[work.name]
+        of_copy = fractions_of_ceiling(work.read_bytes, spent, copy)
+        of_product = fractions_of_ceiling(work.flops, spent, product)
+        found.append(Result(work, reading, spent, of_copy, of_product))
+    return found
 
-    return [
-        Result(
-            work,
-            reading,
-            spent := seconds[work.name],
-            fraction(work.read_bytes, spent, copy),
-            fraction(work.flops, spent, product),
-        )
-        for work, reading in works
-    ]
+
+def fractions_of_ceiling(amount: float, seconds: Sequence[float], ceilings: Sequence[float]) -> Spread:
+    """`amount` per second, as a fraction of the ceiling of the same round."""
+    return Spread.of([amount / spent / ceiling for spent, ceiling in zip(seconds, ceilings, strict=True)])
 
 
 def machine() -> dict[str, Any]:

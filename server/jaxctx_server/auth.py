@@ -1,7 +1,7 @@
 """Access: who may call what. Whatever is not allowed here is refused, by every transport.
 
 A role is attached to the method of the contract; a route of another transport names the method that it stands for. The
-contract says which services need role admin or cluster. A method that is not in `METHODS` is refused for everybody.
+contract says which services need role admin or cluster. A method that is not in `METHODS` is refused for every caller.
 
 The keys file has one key a line, hashed, with the tenant and the role that it stands for:
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxctx_server.errors import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
+from jaxctx_server.signals import StopSignals
 
 if TYPE_CHECKING:
     from jaxctx.engine.engine import LocalEngine
@@ -40,7 +41,6 @@ OWN_PACKAGES = ("jaxctx", "jaxctx_kernels", "jaxctx_server")
 SUBCOMMANDS = ("convert", "compile", "plan", "http", "draw", "ray", "kubernetes")
 RUNS_NO_MODEL = ("http", "draw", "ray", "kubernetes")
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1073741824"
-SAME_SIGNAL_S = 0.3  # supervisors signal a process and its group: what comes so soon after the first is not a second
 log = logging.getLogger("jaxctx.server")
 
 
@@ -114,7 +114,7 @@ def run_command(command: "Command") -> int:
 
 
 def serve(config: "ServeConfig") -> int:
-    """Serve until told to stop."""
+    """Serve until a signal stops the server."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to standard error as it likes
     from jaxctx_server import logs
     from jaxctx_server.auth import read_cluster_key
@@ -152,18 +152,9 @@ def load_engine(config: "ServeConfig", progress: "Progress") -> "tuple[LocalEngi
 
 def on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: Callable[[], object]) -> None:
     """Let the first SIGINT or SIGTERM set `stop`, and a second one, later than SAME_SIGNAL_S, call `at_once`."""
-    first_at: float | None = None
-
-    def handle() -> None:
-        nonlocal first_at
-        if first_at is None:
-            first_at = loop.time()
-        elif loop.time() - first_at > SAME_SIGNAL_S:
-            at_once()
-        stop.set()
-
+    signals = StopSignals(stop=stop.set, end_now=at_once, clock=loop.time)
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, handle)
+        loop.add_signal_handler(number, signals.handle)
 
 
 def end_now(unix_socket: Path | None = None) -> None:

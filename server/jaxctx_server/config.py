@@ -1,8 +1,9 @@
-"""All settings: a dataclass for each command, whose fields are its flags, its environment, its file and its help.
+"""All settings: one dataclass for each command. Each field is a flag, an environment variable and a key of the file.
 
     flag --page-size 32    environment JAXCTX_PAGE_SIZE=32    file, by --config: page_size = 32
 
-A flag goes before the environment, the environment before the file, and the file before the default.
+A flag overrides the environment, the environment overrides the file, and the file overrides the default. The text under
+a field is its help.
 """
 
 import os
@@ -54,12 +55,12 @@ class ServeConfig:
     host: str = "127.0.0.1"
     """Address to listen on. Beyond loopback only with --keys or --cluster-key."""
     grpc_port: Annotated[int, within(0, 65535)] = 50051
-    """TCP port of gRPC; 0 picks a free one, which the banner tells."""
+    """TCP port of gRPC; 0 picks a free one, which the banner shows."""
     unix_socket: None | Path = None
     """Listen on this Unix socket too."""
     keys: None | Path = None
-    """Accept only callers with a key of this file: lines of name:sha256:tenant[:role]. None: whoever reaches it. Read
-    again when it changes, and on SIGHUP: calls of keys that are gone then end."""
+    """Accept only callers with a key of this file: lines of name:sha256:tenant[:role]. None: anybody may call. The file
+    is read again when it changes, and on SIGHUP: calls of keys that are gone then end."""
 
     role: Literal["both", "router", "engine"] = "both"
     """router: without a model, for engines that are processes of their own; engine: one of these; both: all in one."""
@@ -128,7 +129,7 @@ class ServeConfig:
     dispatch_cached_prefix: bool = True
     """Of programs: prefer the engine that holds the longest part of a prompt."""
     dispatch_least_impact: bool = True
-    """Of programs: else the engine on whose users a call has the least impact; no: the first that has room."""
+    """Of programs: else the engine on whose users a call has the least impact; no: the first that has capacity."""
     dispatch_app_order: bool = True
     """Of programs: what an older request needs goes first; no: calls go in the order in which they become ready."""
     prefix_timeout_s: Annotated[float, within(0, 315_576_000)] = 600.0
@@ -164,7 +165,7 @@ class ServeConfig:
         if self.kv_tokens is not None and self.max_context_tokens is not None:
             allocated = -(-self.kv_tokens // self.page_size) * self.page_size  # whole pages
             if self.max_context_tokens > allocated:
-                raise StartError(f"--max-context-tokens: there is room for {allocated} tokens of KV; see --kv-tokens")
+                raise StartError(f"--max-context-tokens: there are only {allocated} tokens of KV; see --kv-tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class CompileConfig(ServeConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanConfig(ServeConfig):
-    """Tell what a server with these settings takes of a chip's memory, and what fits, without the chip or the weights.
+    """Show how much of a chip's memory a server with these settings takes, and what fits, without the chip or weights.
 
     MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b or qwen3-0.6b.
     """
@@ -207,7 +208,7 @@ class HttpConfig:
     server: str = "127.0.0.1:50051"
     """HOST:PORT or unix:PATH of the gRPC server that requests go to."""
     http_port: Annotated[int, within(0, 65535)] = 8000
-    """TCP port of HTTP; 0 picks a free one, which the log tells."""
+    """TCP port of HTTP; 0 picks a free one, which the log shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,7 @@ class RayConfig:
     router: str
     """HOST:PORT of the router. On loopback: all nodes of the cluster are this machine."""
     engines: str
-    """LEAST or LEAST:MOST: how many engines there may be."""
+    """MIN or MIN:MAX: how many engines there may be."""
     cluster_key: None | Path = None
     """The router's file, here and on every node. Must be set if the router is not on loopback."""
     cpus: Annotated[float, within(0, 65536)] = 1.0
@@ -255,7 +256,7 @@ class RayConfig:
         try:
             EngineBounds.parse(self.engines)
         except ValueError as error:
-            raise StartError("--engines: must be LEAST or LEAST:MOST, with 1 <= LEAST <= MOST") from error
+            raise StartError("--engines: must be MIN or MIN:MAX, with 1 <= MIN <= MAX") from error
 
     def engine_command_words(self) -> list[str]:
         """The words of `engine_command`; an empty list for None."""
@@ -272,8 +273,9 @@ Command = ServeConfig | ConvertConfig | HttpConfig | DrawConfig | RayConfig | Ku
 
 
 def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> Command:
-    """The settings of the command that the arguments name. Raises StartError naming the flag, variable or key that is
-    wrong. `--help` ends the process, as command lines do.
+    """The settings of the command that the arguments name.
+
+    Raises StartError with the flag, variable or key that is wrong. `--help` ends the process.
     """
     app = App(prog, version_flags=[], config=[partial(_variables, environ), _file], result_action="return_value")
     app.default(ServeConfig)
@@ -294,9 +296,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> C
 
 
 def _variables(environ: Mapping[str, str], app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Add what the environment sets; empty variables set nothing. Other variables with the prefix may be those of
-    another program.
-    """
+    """Add what the environment sets. Empty variables set nothing; unknown ones may belong to another program."""
     for argument in arguments:
         variable = PREFIX + argument.name.lstrip("-").replace("-", "_").upper()
         if not argument.tokens and environ.get(variable):

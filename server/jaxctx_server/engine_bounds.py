@@ -9,14 +9,14 @@ from dataclasses import dataclass
 class EngineBounds:
     """How many engines there may be."""
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
     @staticmethod
     def parse(text: str) -> EngineBounds:
-        """Of "LEAST" or "LEAST:MOST". Raises ValueError for anything else, and for no engines at all."""
-        least, _, most = text.partition(":")
-        bounds = EngineBounds(int(least), int(most or least))
-        if not 1 <= bounds.least <= bounds.most:
+        """The bounds of the text "MIN" or "MIN:MAX". Raises ValueError for any other text, and for a MIN below 1."""
+        minimum, _, maximum = text.partition(":")
+        bounds = EngineBounds(int(minimum), int(maximum or minimum))
+        if not 1 <= bounds.minimum <= bounds.maximum:
             raise ValueError(text)
         return bounds

@@ -29,7 +29,7 @@ from jaxctx_server.progress import Progress
 def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:
     """Load the model, compile its steps, start its engine. Takes long; runs on a thread of its own.
 
-    The engine is to be stopped with its `stop`. Raises StartError for what the user can correct.
+    The caller stops the engine with its `stop`. Raises StartError for what the user can correct.
     """
     with user_errors(config.model):
         if config.compile_cache is not None:
@@ -41,7 +41,7 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
 
 
 def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
-    """What a server with these settings takes on one chip of the target. Raises StartError as `build_engine` does."""
+    """The memory that a server with these settings takes on one chip of the target. Raises as `build_engine`."""
     with user_errors(config.model), compiling_for(config.target) as (devices, memory):
         if config.tensor > 1:
             raise InvalidArgument.field("tensor", "a plan is for one chip")
@@ -91,7 +91,7 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
 
 
 def _fitting_pages(config: ServeConfig, served: ServedModel, mesh: Mesh | None, progress: Progress) -> int:
-    """How many pages fit; 0 where the configuration says how many there are to be."""
+    """How many pages fit; 0 if the configuration sets the number of pages."""
     if config.kv_tokens is not None:
         return 0
     if jax.default_backend() == "cpu":
@@ -128,7 +128,7 @@ def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineCon
         pages = -(-config.kv_tokens // config.page_size)
     capacity = pages * config.page_size
     if (config.max_context_tokens or 0) > capacity:
-        raise InvalidArgument.field("max_context_tokens", f"there is room for {capacity} tokens of KV")
+        raise InvalidArgument.field("max_context_tokens", f"there are only {capacity} tokens of KV")
     return EngineConfig(
         pages=pages,
         page_size=config.page_size,

@@ -65,7 +65,7 @@ class KeyStore:
                 yield
         except TimeoutError:
             if not ended.expired():
-                raise  # of the call's own
+                raise  # the call's own timeout
             raise Unauthenticated("the key was revoked") from None
         finally:
             self._running.discard((key, ended))
@@ -88,7 +88,7 @@ class KeyStore:
                     await self.reload()
                 else:
                     await self.poll()
-            except Exception:  # or no key could be revoked any more, and nobody would know
+            except Exception:  # must not end the task: then no key could be revoked any more
                 log.exception("the keys stay as they were", extra={"reason": NOT_RELOADED})
 
     async def poll(self) -> None:
@@ -97,17 +97,17 @@ class KeyStore:
             return
         before, self._seen = self._seen, await asyncio.to_thread(_stamp, self._path)
         if before == self._seen != self._read_stamp:
-            await self._reload(self._path, settled=True)
+            await self._reload(self._path, only_unchanged=True)
 
     async def reload(self) -> None:
         """Read the file again as it is now."""
         if self._path is not None:
-            await self._reload(self._path, settled=False)
+            await self._reload(self._path, only_unchanged=False)
 
-    async def _reload(self, path: Path, *, settled: bool) -> None:
-        """Accept the keys that the file holds. `settled`: only if it has not been changed meanwhile."""
+    async def _reload(self, path: Path, *, only_unchanged: bool) -> None:
+        """Accept the keys that the file holds. `only_unchanged`: not if it has changed since the poll."""
         stamp, keys, problem = await asyncio.to_thread(_read, path)
-        if settled and stamp != self._seen:
+        if only_unchanged and stamp != self._seen:
             return
         self._read_stamp = stamp
         if keys is None:
@@ -116,7 +116,7 @@ class KeyStore:
         old, new = self.keys or (), (*keys, *self._permanent)
         revoked, added = _without(old, new), _without(new, old)
         self.keys = new
-        if revoked or added or not settled:
+        if revoked or added or not only_unchanged:
             names = {"revoked": [key.name for key in revoked], "added": [key.name for key in added]}
             log.info("the keys file was read again: %d keys", len(keys), extra=names)
         ended = {(key, call) for key, call in self._running if key in revoked}

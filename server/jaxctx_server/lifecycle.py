@@ -47,7 +47,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSettings:
-    """What can be set of programs; see the settings of these names in `jaxctx_server.config`."""
+    """The settings of programs, with the names that they have in `jaxctx_server.config`."""
 
     policy: Policy = field(default_factory=Policy)
     prefix_timeout_s: float = PREFIX_TIMEOUT_S
@@ -69,7 +69,7 @@ DEFAULT_PROGRAM_SETTINGS = ProgramSettings()
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
-    """What a server serves: programs, and its own model or, on a router (None), the engines of other processes."""
+    """The objects of a server that serves: programs, and its own model. A router has no model (None)."""
 
     limits: Limits
     programs: Programs

@@ -25,7 +25,7 @@ class Progress:
     show: Callable[[str, int, int, str], None]
 
     def weights(self, done: int, total: int) -> None:
-        """So many bytes of the weights are loaded."""
+        """Report how many bytes of the weights are loaded."""
         self.show("weights", done, total, f"{done / MEBIBYTE:,.1f}/{total / MEBIBYTE:,.1f} MiB")
 
     def compiled(self, name: str, done: int, total: int) -> None:

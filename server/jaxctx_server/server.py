@@ -186,7 +186,7 @@ def bind(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[st
     for address in wanted:
         try:
             port = server.add_insecure_port(address)
-        except RuntimeError as error:  # somebody was quicker
+        except RuntimeError as error:  # another thread was quicker
             raise StartError(f"cannot listen on {address}", ADDRESS) from error
         bound.append(address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}")
     return bound

@@ -29,12 +29,12 @@ MAX_SHARED_THREAD_SIZE = 1 << 16  # larger texts cost so much that they wait for
 THREADS = 2  # for sizes in between
 EVENT_LOOP_CPU_S = 0.02  # processor time for a template on the event loop; most take less than a millisecond
 MESSAGE_SIZE = 32  # characters that a message costs beside its own
-ROLES_TO_ANSWER = ("user", "tool")  # roles after whose message the assistant speaks
+ROLES_TO_ANSWER = ("user", "tool")  # after a message of these roles, the assistant answers
 T = TypeVar("T")
 
 
 class ContentPosition(Protocol):
-    """Where content is to be appended. Each question is asked only where the answer makes a difference."""
+    """The place where content is appended. Each question is asked only if the answer makes a difference."""
 
     async def is_empty(self) -> bool:
         """Whether there is no token before the content."""
@@ -206,12 +206,12 @@ def message_dicts(chat: ChatMessages) -> list[dict[str, str]]:
 
 
 def asks_for_answer(chat: ChatMessages) -> bool:
-    """Whether an answer is to be opened after the messages."""
+    """Whether the opening of an answer follows the messages."""
     if chat.HasField("add_generation_prompt"):
         return chat.add_generation_prompt
     return chat.messages[-1].role in ROLES_TO_ANSWER
 
 
 def chat_size(chat: ChatMessages) -> int:
-    """What messages cost, in characters."""
+    """The cost of messages, in characters."""
     return sum(len(message.role) + len(message.content) + MESSAGE_SIZE for message in chat.messages)

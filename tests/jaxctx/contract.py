@@ -66,7 +66,7 @@ PAIRS = [
         message=context_service_pb2.GenerateResponse,
         renamed={"stop_text": "stop_match", "stop_token_id": "stop_match"},
     ),
-    Pair(kind=types.ForwardOutput, message=forward_pb2.ForwardOutput),
+    Pair(kind=types.ForwardOutputParams, message=forward_pb2.ForwardOutputParams),
     Pair(kind=types.ForwardOutputResult, message=forward_pb2.ForwardOutputResult),
     Pair(kind=types.ForwardRequest, message=context_service_pb2.ForwardRequest),
     Pair(kind=types.ForwardResult, message=context_service_pb2.ForwardResponse, always_sent=CONTEXT_SENT),

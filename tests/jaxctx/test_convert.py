@@ -87,10 +87,10 @@ CONVERSIONS = [
         convert.generate_piece_to_proto,
     ),
     Conversion(
-        types.ForwardOutput,
-        forward_pb2.ForwardOutput,
-        convert.forward_output_from_proto,
-        convert.forward_output_to_proto,
+        types.ForwardOutputParams,
+        forward_pb2.ForwardOutputParams,
+        convert.forward_output_params_from_proto,
+        convert.forward_output_params_to_proto,
     ),
     Conversion(
         types.ForwardOutputResult,

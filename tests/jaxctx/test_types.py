@@ -128,7 +128,7 @@ def taken_fields(kind: type[Any]) -> dict[str, Any]:
             {"sampling"},
             set(taken_fields(options.SamplingOptions)),
         ),
-        (options.ForwardOutputOptions, forward_pb2.ForwardOutput, set(), set()),
+        (options.ForwardOutputOptions, forward_pb2.ForwardOutputParams, set(), set()),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from jaxctx_server.cli import MALLOC, SAME_SIGNAL_S, main, on_signals
+from jaxctx_server.cli import MALLOC, main, on_signals
 from jaxctx_server.errors import INTERRUPTED, MODEL, OK, USAGE
+from jaxctx_server.signals import SAME_SIGNAL_S
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_each_setting_from_each_source(name: str, tmp_path: Path) -> None:
         ("--disk-file pages", "--disk-file: means nothing without --disk-tokens"),
         ("--disk-tokens 31 --page-size 32", "--disk-tokens: must be 0, or at least --page-size"),
         ("--host-tokens 31", "--host-tokens: must be 0, or at least twice --page-size"),
-        ("--max-context-tokens 1000 --kv-tokens 500", "--max-context-tokens: there is room for 512 tokens of KV"),
+        ("--max-context-tokens 1000 --kv-tokens 500", "--max-context-tokens: there are only 512 tokens of KV"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused_at_once(flags: str, message: str) -> None:
@@ -243,7 +243,7 @@ def test_help_documents_every_setting(monkeypatch: pytest.MonkeyPatch, capsys: p
         "MODEL --model Directory of a model",
         "convert Write a model as an Orbax checkpoint",
         "Tokens per KV page. [default: 16]",
-        "TCP port of gRPC; 0 picks a free one, which the banner tells. [default: 50051]",
+        "TCP port of gRPC; 0 picks a free one, which the banner shows. [default: 50051]",
         "[choices: debug, info, warning, error]",
     ):
         assert sentence in text
@@ -263,9 +263,9 @@ def test_commands() -> None:
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("http", "TCP port of HTTP; 0 picks a free one, which the log tells. [default: 8000]"),
+        ("http", "TCP port of HTTP; 0 picks a free one, which the log shows. [default: 8000]"),
         ("draw", "SESSION-ID --session-id The session."),
-        ("ray", "LEAST or LEAST:MOST: how many engines there may be."),
+        ("ray", "MIN or MIN:MAX: how many engines there may be."),
         ("kubernetes", "Print a manifest of a router and its engines"),
     ],
 )

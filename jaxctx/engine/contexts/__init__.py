@@ -1,7 +1,7 @@
 """Contexts of one engine: operations that compute nothing, lifetime and pins, quotas, and change notifications.
 
     operations.py  `ContextOperations`: create, fork, truncate, rewind, reserve, commit, release, inspect, list, plan, …
-    lifecycle.py   `ContextLifecycle`: time to live, pins, and who is told of changes
+    lifecycle.py   `ContextLifecycle`: time to live, pins, and notification of changes
     quotas.py      `Quotas`: what one tenant may have, and what its pinned contexts are charged
     watch.py       `Watch`: one reader of the changes of a tenant's contexts
     info.py        what is reported of a context

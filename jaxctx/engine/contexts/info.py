@@ -1,4 +1,4 @@
-"""What is reported of a context: `ContextInfo`, made of the cache's state of it."""
+"""`ContextInfo`: the description of a context that callers get, made from its state in the cache."""
 
 from jaxctx.cache.context_cache import Context
 from jaxctx.engine.interface import LOCAL_ENGINE

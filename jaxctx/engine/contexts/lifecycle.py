@@ -1,10 +1,12 @@
 """The lifecycle of contexts, beside their tokens: time to live, pins, and the notification of every change.
 
-Whatever changes a context calls `notify_changed` once it has: its version grows, its readers learn of it, and if it is
-pinned its tenant is charged what it holds now. `expire` ends what is over, before anybody looks.
+Every operation that changes a context calls `notify_changed` afterwards: the context's version grows, watches get the
+change, and if the context is pinned, its pages are charged to its tenant. `expire` closes expired contexts before any
+other operation can find them.
 
-A sliding time to live begins again with each use: whatever changes a context's tokens or pages, computes, forks or
-saves it, and as long as it has a writer. Changing its settings and looking at it are no use. Called on the step thread.
+A sliding time to live starts again with each use: an operation that changes a context's tokens or pages, computes,
+forks or saves it. A writer is a use as long as it runs. Reading a context or changing its settings is no use. Called on
+the step thread.
 """
 
 from collections import defaultdict
@@ -19,24 +21,24 @@ from jaxctx.errors import Cancelled, JaxctxError
 from jaxctx.lifetime import DeadlineQueue, Lifetime
 from jaxctx.types import ContextChange, Ttl, UpdateContextRequest
 
-MAX_WAIT_S = 60.0  # clocks are set now and then: look at least so often whether something is over
+MAX_WAIT_S = 60.0  # check at least this often: the wall clock may be set forward
 
 
 class ContextLifecycle:
     """Lifetime, pins and change notifications of all contexts of one engine."""
 
     def __init__(self, cache: ContextCache, scheduler: Scheduler, quotas: Quotas, clock: Callable[[], float]) -> None:
-        """`clock` tells unix seconds."""
+        """`clock` returns unix seconds."""
         self.quotas = quotas
         self.clock = clock
         self.watches: defaultdict[str, set[Watch]] = defaultdict(set)  # the readers of changes, by tenant
-        self.expired = 0  # contexts that reached their end, in all
+        self.expired = 0  # contexts that expired, in total
         self._cache = cache
         self._scheduler = scheduler
         self._pin_ends: DeadlineQueue[Context] = DeadlineQueue()
 
     def notify_changed(self, context: Context, change: ContextChange = ContextChange.CHANGED) -> None:
-        """The context's tokens, pages or settings have changed."""
+        """Note that the context's tokens, pages or settings have changed."""
         context.version += 1
         if context.pinned:
             self.quotas.charge(context.tenant, context, self._pages(context))
@@ -44,19 +46,19 @@ class ContextLifecycle:
             watch.note(context, change)
 
     def notify_suspended(self, context: Context) -> None:
-        """The context was suspended."""
+        """Note that the context was suspended."""
         self.notify_changed(context, ContextChange.SUSPENDED)
 
     def add_watch(self, watch: Watch) -> None:
-        """Tell this reader of changes from now on."""
+        """Notify this watch of changes from now on."""
         self.watches[watch.tenant].add(watch)
 
     def remove_watch(self, watch: Watch) -> None:
-        """Forget a reader, if it was ever added."""
+        """Forget a watch, if it was ever added."""
         self.watches[watch.tenant].discard(watch)
 
     def wake_watches(self) -> None:
-        """Let all readers find out that the engine stops."""
+        """Wake all watches, so that their readers see that the engine stops."""
         for watches in self.watches.values():
             for watch in watches:
                 watch.wake()
@@ -75,7 +77,7 @@ class ContextLifecycle:
 
         A new priority holds for a waiting request too, not for one that runs. `pin_s` goes with `pinned`.
         """
-        if settings.pinned is not None and (settings.pinned or context.pinned):  # the only one that may be refused
+        if settings.pinned is not None and (settings.pinned or context.pinned):  # first, as only this may be refused
             self.pin(context, settings.pinned, settings.pin_s)
         if settings.priority is not None and settings.priority != context.priority:
             context.priority = settings.priority
@@ -83,14 +85,14 @@ class ContextLifecycle:
         self.update_retention(context, settings.ttl, settings.labels)
 
     def update_retention(self, context: Context, ttl: Ttl | None, labels: Mapping[str, str] | None) -> None:
-        """Set how long the context lives from now on, and all of its labels; None: as they are."""
+        """Set the context's time to live from now on, and all of its labels; None: as they are."""
         if ttl is not None:
             self._cache.set_lifetime(context, self.new_lifetime(ttl))
         if labels is not None:
             context.labels = dict(labels)
 
     def new_lifetime(self, ttl: Ttl) -> Lifetime:
-        """The lifetime of something that begins now."""
+        """The lifetime of an object that begins now."""
         return Lifetime.begin(ttl.seconds, ttl.sliding, self.clock())
 
     def pin(self, context: Context, pinned: bool, pin_s: float | None = None) -> None:
@@ -104,7 +106,7 @@ class ContextLifecycle:
         context.pinned = pinned
         context.pinned_until = self.clock() + pin_s if pinned and pin_s is not None else None
         self._pin_ends.set(context, context.pinned_until)
-        self._scheduler.reconsider()  # there may be another context to suspend
+        self._scheduler.reconsider()  # another context may be suspendable now
 
     def check_growth(self, context: Context, pages: int) -> None:
         """Raises PIN_BUDGET if the context is pinned and its tenant may not pin so many pages of it."""
@@ -126,7 +128,7 @@ class ContextLifecycle:
         change: ContextChange = ContextChange.CLOSED,
         error: JaxctxError | None = None,
     ) -> None:
-        """Give up a context. Its writer is ended first, with `error` (None: that the context was closed)."""
+        """Close a context. Its writer is ended first, with `error` (None: Cancelled, because it was closed)."""
         writer = self._scheduler.writer_of(context)
         if writer is not None:
             self._scheduler.end(writer)
@@ -137,7 +139,7 @@ class ContextLifecycle:
         self.notify_changed(context, change)
 
     def expire(self) -> float:
-        """Close the contexts that are over, their writers first, and end pins; returns seconds until there is more."""
+        """Close expired contexts and end expired pins; returns seconds until the next may expire."""
         now = self.clock()
         for context in self._cache.lifetimes.due(now):
             if context.lifetime.sliding and self._scheduler.writer_of(context) is not None:

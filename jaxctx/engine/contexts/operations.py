@@ -1,9 +1,9 @@
-"""Operations on contexts that compute nothing.
+"""Operations on contexts that compute nothing: create, fork, truncate, rewind, reserve, commit, inspect, plan, ….
 
-Bookkeeping in the cache; the page copies that this takes are among the cache's moves, which come after every step
-dispatched before and ahead of every later one. Called on the step thread; each is atomic: an error changes nothing.
-Pages come from what the scheduler has not promised to running requests (`claim`). For what callers see of each, see
-`engine.interface`.
+An operation changes the cache's state. The page copies that it needs are moves of the cache, which are carried out
+after every step dispatched before it and before every later step. Each operation is atomic: an error changes nothing.
+Pages come from those that the scheduler has not promised to running requests (`claim`). `engine.interface` says what
+callers see of each operation. Called on the step thread.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ class ContextOperations:
     model: Identity
     model_id: str
 
-    # Contexts that begin.
+    # New contexts.
 
     def create(self, caller: Caller, request: CreateContextRequest) -> Context:
         """A new, empty context. Raises AlreadyExists, ResourceExhausted (QUOTA, TOO_MANY_CONTEXTS, PIN_BUDGET)."""
@@ -71,7 +71,7 @@ class ContextOperations:
         return context
 
     def make_empty(self, caller: Caller, context_id: str | None, salt: str, manual_commit: bool) -> Context:
-        """An empty context that nobody knows of yet: `create` and `begin_opened` give it its settings.
+        """An empty context that is not announced yet: `create` and `begin_opened` give it its settings.
 
         `context_id` None: a new id. Raises AlreadyExists, ResourceExhausted (QUOTA, TOO_MANY_CONTEXTS).
         """
@@ -81,9 +81,9 @@ class ContextOperations:
         )
 
     def begin_opened(self, context: Context, request: OpenRequest, snapshot: str) -> Context:
-        """Give a context that was made from a snapshot, `NAME@VERSION`, the settings that its opener asks for.
+        """Give a context that was made from `snapshot` ("NAME@VERSION") the requested settings, and announce it.
 
-        Raises PIN_BUDGET, and then the context is closed.
+        Raises ResourceExhausted (PIN_BUDGET); then the context is closed.
         """
         context.ancestors = ()
         context.snapshot = snapshot
@@ -94,13 +94,13 @@ class ContextOperations:
         return context
 
     def identity(self, caller: Caller, salt: str) -> Identity:
-        """What pages of a context with this salt may be shared with: the same tenant, salt, model and KV type."""
+        """The identity of a context with this salt. Contexts share pages only within one identity."""
         return replace(self.model, namespace=caller.tenant, salt=salt)
 
     def fork(
         self, caller: Caller, context_id: str, child_ids: Sequence[str] = (), n: int | None = None
     ) -> Sequence[Context]:
-        """Children of the ids, or `n` with new ids. Works beside a writer: they have what was settled by then."""
+        """Children with these ids, or `n` with new ids. Beside a writer, they have the tokens that it has computed."""
         parent = self.cache.get(caller.tenant, context_id)
         ids: list[str | None] = [*child_ids] if child_ids else [None] * (n or 1)
         children = self.fork_context(parent, ids)
@@ -112,9 +112,9 @@ class ContextOperations:
         return children
 
     def fork_context(self, parent: Context, ids: Sequence[str | None], tenant: str | None = None) -> Sequence[Context]:
-        """One child per id (None: a new id), all or none, which nobody is told of.
+        """One child per id (None: a new id), all or none. They are not announced to watches.
 
-        They are filed under `tenant` (None: their parent's). Raises AlreadyExists, ResourceExhausted.
+        They belong to `tenant` (None: their parent's). Raises AlreadyExists, ResourceExhausted.
         """
         self._raise_if_too_many(len(ids), parent.tenant if tenant is None else tenant)
         self.claim(parent, self._pages_for(parent.working_tokens) * len(ids))
@@ -130,7 +130,7 @@ class ContextOperations:
 
     def _raise_if_too_many(self, more: int, tenant: str) -> None:
         """Raises ResourceExhausted (QUOTA, TOO_MANY_CONTEXTS) if `tenant` may not have `more` contexts."""
-        if not is_hidden(tenant):  # what snapshots hold has quotas of its own
+        if not is_hidden(tenant):  # contexts that snapshots hold have quotas of their own
             self.quotas.check_contexts(self.cache.count(tenant) + more)
         if len(self.cache.context_table) + more > self.config.max_contexts:
             message = f"the engine holds at most {self.config.max_contexts} contexts"
@@ -147,13 +147,13 @@ class ContextOperations:
         return context
 
     def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
-        """Drop trailing tokens. Raises OutOfRange where that would reach into committed pages."""
+        """Drop trailing tokens. Raises OutOfRange if some of them are in committed pages."""
         context = self.writable(caller, context_id)
         page_control.truncate(self.cache, context, tokens)
         return self._changed(context)
 
     def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
-        """Keep the first `to` tokens; a page that is cut in the middle is copied. Raises OutOfRange."""
+        """Keep the first `to` tokens; a page that is kept in part is copied. Raises OutOfRange."""
         context = self.writable(caller, context_id)
         if to % self.config.page_size and to < context.seq_len and not context.working_pages:
             self.claim(context, 1)
@@ -190,17 +190,17 @@ class ContextOperations:
         return self._changed(context)
 
     def update(self, caller: Caller, context_id: str, request: UpdateContextRequest) -> ContextInfo:
-        """Change settings; a writer does not matter, and it is no use. Raises PIN_BUDGET."""
+        """Change settings, also beside a writer. It does not count as a use. Raises PIN_BUDGET."""
         context = self.cache.get(caller.tenant, context_id)
         self.lifecycle.update(context, request)
         return self._changed(context)
 
     def close(self, caller: Caller, context_id: str) -> None:
-        """Give up the context; a writer is ended first."""
+        """Close the context; its writer is ended first."""
         self.lifecycle.close(self.cache.get(caller.tenant, context_id))
 
     def discard(self, contexts: Iterable[Context]) -> None:
-        """Close contexts that came to nothing, unless they are closed."""
+        """Close contexts of an operation that failed, unless they are closed."""
         for context in contexts:
             if not context.closed:
                 self.lifecycle.close(context)
@@ -209,15 +209,15 @@ class ContextOperations:
         self.lifecycle.notify_changed(context)
         return self.describe(context)
 
-    # Pages for what is done to a context.
+    # Pages for operations.
 
     def claim(self, context: Context, pages: int) -> None:
-        """Make sure of free pages for what is done to a context. Raises ResourceExhausted (OUT_OF_PAGES)."""
+        """Make `pages` pages claimable for an operation on a context. Raises ResourceExhausted (OUT_OF_PAGES)."""
         if not self._try_claim(context, pages):
-            raise ResourceExhausted(f"{pages} pages are not to be had now", reason="OUT_OF_PAGES", retry_after_s=1.0)
+            raise ResourceExhausted(f"{pages} pages are not available now", reason="OUT_OF_PAGES", retry_after_s=1.0)
 
     def _try_claim(self, context: Context, pages: int) -> bool:
-        """Claim pages for a context, which is not suspended itself for them. False, with nothing changed."""
+        """Claim pages for a context; whether they were granted. The context itself is not suspended for them."""
         was_busy, context.busy = context.busy, True
         try:
             claim = self.scheduler.claim_pages(pages)
@@ -228,14 +228,14 @@ class ContextOperations:
         return claim.granted
 
     def pages_to_move_now(self) -> int:
-        """Pages that may leave or reach the device at once, so that steps of others are not held up."""
+        """Pages that may move to or from the device at once without delaying steps."""
         return self.scheduler.moving_pages
 
     def _pages_for(self, tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-tokens // self.config.page_size)
 
-    # What is there.
+    # Reads.
 
     def describe(self, context: Context) -> ContextInfo:
         """A context's counters and settings as plain data."""
@@ -249,7 +249,7 @@ class ContextOperations:
         include_tokens: bool = False,
         include_ancestors: bool = False,
     ) -> GetContextResult:
-        """One context, with what is asked for."""
+        """One context, with the details that are requested."""
         context = self.cache.get(caller.tenant, context_id)
         return GetContextResult(
             context=self.describe(context),
@@ -259,7 +259,7 @@ class ContextOperations:
         )
 
     def _pages(self, context: Context) -> ContextPages:
-        """A walk over all contexts of the tenant."""
+        """The pages of a context. Walks over all contexts, for the reference counts."""
         return ContextPages(
             page_ids=self.cache.page_numbers.of(context.tenant, context.page_table().tolist()),
             refcounts=audit.refcounts(context, self.cache.context_table),
@@ -277,12 +277,12 @@ class ContextOperations:
     def list(
         self, caller: Caller, page_token: str = "", limit: int = 100, include_program_contexts: bool = False
     ) -> Sequence[ContextInfo]:
-        """Contexts of the caller in the order of their ids, up to `limit`, behind the id `page_token`."""
+        """Contexts of the caller in the order of their ids, up to `limit`, after the id `page_token`."""
         found = self.cache.list(caller.tenant, page_token, limit, with_programs=include_program_contexts)
         return [self.describe(context) for context in found]
 
     def compare(self, caller: Caller, a: str, b: str) -> Comparison:
-        """Where two contexts part."""
+        """Where two contexts diverge."""
         first = self.cache.get(caller.tenant, a)
         second = self.cache.get(caller.tenant, b)
         common_tokens, shared_pages = audit.compare(first, second)
@@ -311,18 +311,10 @@ class ContextOperations:
     def _plan(
         self, tokens: int, found: PrefixMatch, *, computed_tokens: int, own_pages: int, pages_available: int
     ) -> PlanResult:
-        """The plan for `tokens` more tokens behind `computed_tokens`, for which there are `own_pages` already."""
-        found_pages = found.device + found.host + found.disk
-        missing = self.config.page_size - found.offloaded if found.offloaded else 0  # in the last page that was found
-
-        def tokens_in(pages: int) -> int:
-            """Tokens that need not be computed if the first so many of the found pages hold them."""
-            held = pages * self.config.page_size - (missing if pages == found_pages else 0)
-            return min(held, max(tokens - 1, 0))  # the last token is always computed
-
-        resident = tokens_in(found.device)
-        resident_or_host = tokens_in(found.device + found.host)
-        reusable = tokens_in(found_pages)
+        """The plan for `tokens` tokens after `computed_tokens`; the context has `own_pages` pages for them already."""
+        resident = self._reusable_tokens(found, found.device, tokens)
+        resident_or_host = self._reusable_tokens(found, found.device + found.host, tokens)
+        reusable = self._reusable_tokens(found, found.device + found.host + found.disk, tokens)
         return PlanResult(
             tokens=tokens,
             resident=resident,
@@ -334,10 +326,17 @@ class ContextOperations:
             pages_available=pages_available,
         )
 
-    def _kept_pages(self, tenant: str, asking: Context | None = None) -> int:
-        """Pages that the tenant's work, its pins and the context asking keep from it.
+    def _reusable_tokens(self, found: PrefixMatch, pages: int, tokens: int) -> int:
+        """Of the next `tokens` tokens, those that the first `pages` found pages hold and that need not be computed."""
+        held = pages * self.config.page_size
+        if found.offloaded and pages == found.device + found.host + found.disk:
+            held -= self.config.page_size - found.offloaded  # the last found page is partial
+        return min(held, max(tokens - 1, 0))  # the last token is always computed
 
-        What other tenants hold is not for it to know.
+    def _kept_pages(self, tenant: str, asking: Context | None = None) -> int:
+        """Pages that are not available to the tenant: those of its running work, of its pins, and of `asking`.
+
+        Pages of other tenants do not count: their number must not be revealed.
         """
         kept = [
             context
@@ -346,7 +345,7 @@ class ContextOperations:
             and not context.suspended
             and (context.busy or context.pinned or context is asking)
         ]
-        return audit.held(kept) + self.scheduler.pages_reserved_for(tenant)
+        return audit.count_held_pages(kept) + self.scheduler.pages_reserved_for(tenant)
 
 
 def _tier(entry: TierEntry) -> Tier:

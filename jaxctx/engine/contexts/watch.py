@@ -1,11 +1,11 @@
-"""`Watch`: one reader of what happens to the contexts of a tenant.
+"""`Watch`: one reader of the changes of a tenant's contexts.
 
-A reader pulls, and gets a context as it is at that time: never an older state than it knows. Until then only the names
-of what it has yet to be told are kept, one entry a context, and a reader that lags too far is told everything anew
-(RESET). Called on the step thread; the reader's `wake` is called there too.
+A reader pulls events, and gets each context as it is at that time: never an older state than it has seen. Until it
+reads, the watch keeps one pending change for each changed context, without the context's state. A reader that is too
+far behind gets RESET, and then all contexts again. Called on the step thread; `wake` is called there too.
 
 A reader begins with a listing of all contexts in the order of their ids. A context that the listing has not reached yet
-needs no entry: the listing will tell it.
+needs no pending change: the listing will return it.
 
     ids, sorted:   listed: changes are pending ──▶ │ `listed` │ ──▶ not listed yet: changes are not kept
 """
@@ -24,7 +24,7 @@ _ENDS = (ContextChange.CLOSED, ContextChange.EXPIRED)
 
 @dataclass(frozen=True, slots=True)
 class PendingChange:
-    """What a reader has yet to be told of a context."""
+    """A change of a context that the reader has not read yet."""
 
     context: Context
     change: ContextChange
@@ -33,40 +33,37 @@ class PendingChange:
 
 @dataclass(eq=False)
 class Watch:
-    """One reader. `wake` is called when something is there after a read that found nothing."""
+    """One reader. `wake` is called at the first change after a read that found nothing."""
 
     tenant: str
     cache: ContextCache
     clock: Callable[[], float]  # unix seconds
     wake: Callable[[], None]
-    with_programs: bool = True  # whether the reader wants to know of contexts that were made for programs
-    limit: int = 1024  # contexts that the reader may lag behind
+    with_programs: bool = True  # whether changes of contexts that were made for programs are read too
+    limit: int = 1024  # pending changes that are kept
     pending: dict[Context, PendingChange] = field(default_factory=dict)  # oldest first
-    listed: str | None = ""  # the last id that the listing told; None: it is at its end
-    reset: bool = False  # changes were lost, which the reader does not know yet
+    listed: str | None = ""  # the last id that the listing returned; None: the listing is done
+    reset: bool = False  # changes were lost, and the reader has not read RESET yet
     asleep: bool = False  # the last read found nothing
 
     def note(self, context: Context, change: ContextChange) -> None:
-        """A context has changed.
-
-        What is pending of a context becomes one event: its beginning, its end or its last change.
-        """
+        """Note a change of a context. Several pending changes of one become one: its beginning, its end or the last."""
         if context.of_program and not self.with_programs:
             return
         if self.listed is not None and context.id > self.listed:
-            return  # the listing will tell it
+            return  # the listing will return it
         before = self.pending.get(context)
         if before is not None and before.change in _BEGINNINGS and change not in _ENDS:
             change = before.change
         self.pending[context] = PendingChange(context, change, self.clock())
         if len(self.pending) > self.limit:
-            self._start_anew()
+            self._reset()
         if self.asleep:
             self.asleep = False
             self.wake()
 
-    def _start_anew(self) -> None:
-        """The reader lags too far: forget what is pending, and tell it everything again."""
+    def _reset(self) -> None:
+        """The reader is too far behind: drop pending changes, and begin the listing again."""
         self.pending.clear()
         self.listed = ""
         self.reset = True
@@ -89,7 +86,7 @@ class Watch:
         return events
 
     def _take_pending(self, count: int) -> list[PendingChange]:
-        """The first pending changes, up to `count`; they are not pending any more."""
+        """Remove and return the first pending changes, up to `count`."""
         taken = list(self.pending.values())[:count]
         for each in taken:
             del self.pending[each.context]

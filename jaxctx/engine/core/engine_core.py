@@ -1,8 +1,8 @@
 """EngineCore: the engine without its thread. Every method is called on the step thread, does its work and returns.
 
 A fill or a generation becomes a `Request` for the scheduler. `dispatch` carries out what the scheduler decides and
-sends the next step to the device; `process_output` books a step's results when they have arrived. Up to
-`steps_in_flight` steps lie between the two, so the host prepares step n+1 while the device computes step n.
+sends the next step to the device; `process_output` applies a step's results when they have arrived. Up to
+`steps_in_flight` steps are between the two, so the host prepares step n+1 while the device computes step n.
 
     Request ──submit──▶ Scheduler ──schedule──▶ SchedulerOutput ──dispatch──▶ device
                             ▲                                                   │
@@ -51,12 +51,12 @@ from jaxctx.errors import JaxctxError
 from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
 from jaxctx.seeds import derive_seed
-from jaxctx.types import EngineStats, FillResult, ForwardRequest, GenerateRequest
+from jaxctx.types import ContextInfo, EngineStats, FillResult, ForwardRequest, GenerateRequest
 from jaxctx_kernels import build_attention_metadata
 
 log = logging.getLogger("jaxctx.engine")
 StepArrays: TypeAlias = tuple[Any, Any]  # logits of a custom-mask forward or None, and int32 [samples, words]
-MIN_WAIT_S = 0.05  # waiting requests are not looked at more often
+MIN_WAIT_S = 0.05  # waiting requests are checked at most once in this time
 
 
 class EngineCore:
@@ -71,7 +71,7 @@ class EngineCore:
         model_id: str,
         deps: RuntimeDeps,
     ) -> None:
-        """`model`: the identity of its pages, tenant and salt apart."""
+        """`model`: the identity of the engine's pages, without tenant and salt."""
         self.config = config
         self.runner = runner
         self.deps = deps
@@ -84,6 +84,7 @@ class EngineCore:
             cache=self.cache,
             block_manager=self.block_manager,
             config=config,
+            model_id=model_id,
             smallest_step_rows=runner.shapes[0].rows,
             max_forward_rows=largest_forward.rows,
             max_forward_outputs=largest_forward.samples,
@@ -97,14 +98,14 @@ class EngineCore:
         self.draining = False
         self.steps = 0
         self.tokens_generated = 0
-        self._events: deque[SchedulerEvent] = deque()  # returned by the scheduler and not carried out yet
+        self._events: deque[SchedulerEvent] = deque()  # returned by the scheduler, not carried out yet
 
     # Requests.
 
     def fill(
         self, caller: Caller, context_id: str, tokens: np.ndarray, defer: bool, reply: ResultFuture
     ) -> Request | FillResult:
-        """Append int32 tokens and compute them, or with `defer` only keep them. A result if nothing is to compute."""
+        """Append int32 tokens and compute them; with `defer`, only append. A result if there is nothing to compute."""
         context = self._context_to_append(caller, context_id, tokens)
         self.cache.append(context, tokens)
         if defer or context.length == 0 or not (context.buffered_tokens or context.suspended):
@@ -113,7 +114,7 @@ class EngineCore:
         return self._submit(Request(context, caller, reply, appended_tokens=len(tokens)))
 
     def output_so_far(self, caller: Caller, request: GenerateRequest) -> tuple[list[int], list[int]]:
-        """Of an output to resume: the last tokens before it, and the tokens that it has."""
+        """For an output that is resumed: the last tokens before it, and the tokens that it has."""
         context = self._context_to_generate(caller, request, request.context_id)
         begin = context.length - request.resume_tokens
         return context.tokens(max(begin - PRIMING_TOKENS, 0), begin).tolist(), context.tokens(begin).tolist()
@@ -156,7 +157,10 @@ class EngineCore:
         return self._submit(Request(context, caller, reply, output, prompt_lookup))
 
     def resume(self, caller: Caller, context: Context, reply: ResultFuture) -> Request | FillResult:
-        """Bring back, or compute, what had KV when a context was suspended or saved. A result if all of it has."""
+        """Restore, or compute, the tokens that had KV when the context was suspended or saved.
+
+        Returns a result if all of them have KV now.
+        """
         self.contexts.writable(Caller(context.tenant), context.id)
         if not context.suspended and context.seq_len >= context.computed:
             info = self.contexts.describe(context)
@@ -181,7 +185,7 @@ class EngineCore:
         return context
 
     def _context_to_generate(self, caller: Caller, request: GenerateRequest, context_id: str) -> Context:
-        """The context, if it may be generated into and is longer than the output that it is to have already."""
+        """The context, if it may be generated into and is longer than the part of an output that is resumed."""
         context = self.contexts.writable(caller, context_id)
         if 0 < request.resume_tokens >= context.length:
             message = f"must be below the context's length, {context.length}"
@@ -203,7 +207,7 @@ class EngineCore:
         return request
 
     def raise_if_draining(self) -> None:
-        """Refuse new work once a drain has begun: Unavailable (DRAINING)."""
+        """Raises Unavailable (DRAINING) once a drain has begun."""
         if self.draining:
             raise errors.Unavailable("the server is draining", reason="DRAINING", retry_after_s=5.0)
 
@@ -216,29 +220,29 @@ class EngineCore:
         """Whether any request has not ended."""
         return len(self.scheduler.requests()) > 0
 
-    # Ends of requests.
+    # How requests end.
 
     def end(self, request: Request) -> None:
-        """Stop a request wherever it is. What was computed stays in its context; pages beyond that are free now."""
+        """Stop a request in any state. What was computed stays in its context; other pages that it took become free."""
         if not request.ended:
             self.scheduler.end(request)
             self.lifecycle.notify_changed(request.context)
 
     def fail(self, request: Request, error: JaxctxError) -> None:
-        """End a request with an error for its caller. Refused before it ran, it leaves its context as it was before."""
+        """End a request with an error for its caller. If it never ran, its context becomes as it was before."""
         never_ran = request.never_ran
         self.end(request)
         self._answer_failed(RequestFailed(request, error, never_ran))
 
     def fail_all(self, error: JaxctxError) -> None:
-        """End everything, even if the books are in doubt: whatever else goes wrong, everybody gets an answer."""
+        """End every request with this error, even if the engine's state may be wrong: every caller gets an answer."""
         unanswered = list(self.scheduler.requests())
         for request in unanswered:
             try:
                 self.end(request)
             except Exception:
                 log.exception("a request could not be ended")
-        # Requests that the scheduler has ended, whose event was not carried out before the failure.
+        # Also requests that the scheduler has ended, and whose event was not carried out before the failure.
         for event in [*self._events, *self.scheduler.take_events()]:
             if not isinstance(event, ContextSuspended):
                 unanswered.append(event.request)
@@ -248,7 +252,10 @@ class EngineCore:
         self.lifecycle.wake_watches()
 
     def expire(self) -> float:
-        """End what is over, and requests whose deadline has passed; returns seconds until there may be more to end."""
+        """Close expired contexts, and end requests whose deadline has passed.
+
+        Returns seconds until the next one may end.
+        """
         soon, now = self.lifecycle.expire(), self.deps.clock()
         for request in list(self.scheduler.requests()):
             deadline = request.caller.deadline
@@ -264,11 +271,11 @@ class EngineCore:
         return soon
 
     def expire_contexts(self) -> None:
-        """Close the contexts that are over, so that no command finds one."""
+        """Close expired contexts, so that no command finds one."""
         self.lifecycle.expire()
 
     def _carry_out_events(self, events: Sequence[SchedulerEvent]) -> None:
-        """Tell callers and watches what the scheduler has decided, in its order."""
+        """Notify callers and watches of the scheduler's decisions, in their order."""
         if not events:
             return
         self._events.extend(events)
@@ -280,13 +287,14 @@ class EngineCore:
                 case RequestFailed(request):
                     self.lifecycle.notify_changed(request.context)
                     self._answer_failed(event)
-                case RequestFinished(request):
+                case RequestFinished(request, info):
                     self.lifecycle.notify_changed(request.context)
-                    self._answer_finished(request)
+                    # The version counts this change, and not those of events that come after it.
+                    self._answer_finished(request, replace(info, version=request.context.version))
             self._events.popleft()
 
     def _answer_failed(self, failed: RequestFailed) -> None:
-        """Give a request that has ended its error. What was appended for one that was refused is removed again."""
+        """Answer a request that has ended with its error. If it was refused, its appended tokens are removed again."""
         request = failed.request
         refused = failed.never_ran and isinstance(failed.error, errors.ResourceExhausted)
         if refused and request.appended_tokens:
@@ -294,9 +302,9 @@ class EngineCore:
             self.lifecycle.notify_changed(request.context)
         request.reply.set_error(failed.error)
 
-    def _answer_finished(self, request: Request) -> None:
-        """Give a fill, forward or opening that has ended its result."""
-        request.reply.set_result(request.result(self.contexts.describe(request.context)))
+    def _answer_finished(self, request: Request, info: ContextInfo) -> None:
+        """Answer a fill, forward or opening that has ended; `info` describes its context as it ended."""
+        request.reply.set_result(request.result(info))
 
     # Steps.
 
@@ -305,7 +313,7 @@ class EngineCore:
         return self.scheduler.num_in_flight < self.config.steps_in_flight
 
     def may_dispatch_again(self) -> bool:
-        """Whether `dispatch`, though it sent nothing, may do more at once: pages came back."""
+        """Whether `dispatch`, although it sent nothing, may do more if called again: pages were restored."""
         return self.scheduler.has_restored
 
     def dispatch(self) -> tuple[Batch, StepArrays] | None:
@@ -325,7 +333,7 @@ class EngineCore:
         return batch, self.runner.run(shape, packed, logits=batch.wants_logits)
 
     def schedule(self) -> Batch | None:
-        """The next step, if there is one; everything else that the scheduler decides with it is carried out."""
+        """The next step, or None. The scheduler's other decisions are carried out."""
         decided = self.scheduler.schedule(self._host_slot_ready)
         self._carry_out_events(decided.events)
         for request in decided.slots_to_load:
@@ -333,11 +341,11 @@ class EngineCore:
         return decided.batch
 
     def carry_out_moves(self) -> None:
-        """Move the pages that are to be moved, ahead of every later step."""
+        """Carry out the cache's page moves, before every later step."""
         self.transfers.carry_out(self.cache.moves())
 
     def _host_slot_ready(self, slot: int) -> bool:
-        """Whether the data of a host slot has arrived, once all moves decided until now are carried out.
+        """Whether the data of a host slot will have arrived when all moves decided until now are carried out.
 
         Raises DataLoss if it never will.
         """
@@ -345,19 +353,19 @@ class EngineCore:
             case MoveKind.SAVE:
                 return True  # from the device, in order with its steps
             case MoveKind.FETCH:
-                return False  # not even asked for yet
+                return False  # the read from disk has not begun
             case _:
                 return self.transfers.is_ready(slot)
 
     def _load_slot(self, request: Request) -> None:
-        """Before a request's first step: tell the device what penalties, bias and min_tokens need."""
+        """Before a request's first step: load into its slot what penalties, bias and min_tokens need."""
         output, tokens = request.output, request.context.tokens()
         assert output is not None
         prompt, sampled = np.split(tokens, [len(tokens) - output.tokens])
         self.runner.load_slot(request.slot, prompt, sampled, output.request.sampling.logit_bias, output.stop_ids)
 
     def process_output(self, batch: Batch, arrays: StepArrays) -> None:
-        """Book a step's results, arrays in numpy: contexts grow, readers get pieces, requests that are done end."""
+        """Apply a step's results, as numpy arrays: contexts grow, readers get pieces, finished requests end."""
         logits, packed = arrays
         sampled = read_output(packed)
         for scheduled in self.scheduler.process_output(batch):
@@ -373,16 +381,16 @@ class EngineCore:
                 self.fail(request, errors.Internal("this request failed inside the server"))
 
     def _take_forward_answers(self, scheduled: ScheduledRequest, logits: Any, sampled: Sampled) -> None:
-        """Rows of a fill, opening or forward; the last ones end it."""
+        """Apply computed rows of a fill, opening or forward; its last rows end it."""
         request = scheduled.request
         answers = request.forward.answers(scheduled.output_positions, logits, sampled)
-        request.forward_answers |= answers  # some of them again, if it was preempted
+        request.forward_answers |= answers  # after a preemption, some are computed again
         if request.context.seq_len >= request.prompt_end:
             self.end(request)
-            self._answer_finished(request)
+            self._answer_finished(request, self.contexts.describe(request.context))
 
     def _take_samples(self, scheduled: ScheduledRequest, sampled: Sampled) -> None:
-        """The token behind the last one, and one more behind each draft that was right."""
+        """Append the sampled token, and one more for each draft that was right."""
         request, row = scheduled.request, scheduled.sample_offset
         self._take_sample(request, sampled, row)
         for draft in scheduled.drafts:
@@ -395,7 +403,7 @@ class EngineCore:
             self.scheduler.update_acceptance(scheduled, row - scheduled.sample_offset)
 
     def _take_sample(self, request: Request, sampled: Sampled, row: int) -> None:
-        """Append the token of one row to the context, and send its piece; it may be the last one."""
+        """Append the token of one row to the context, and send its piece. The last piece ends the request."""
         output = request.output
         assert output is not None
         self.cache.append(request.context, [int(sampled.tokens[row])])

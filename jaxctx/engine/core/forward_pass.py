@@ -12,10 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from jaxctx.cache.attention_overrides import encode_mark
+from jaxctx.cache.attention_overrides import encode_override
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.sampling import ROW, Sampled, row_words
-from jaxctx.types import ForwardOutput, ForwardOutputResult, ForwardRequest, GenerateRequest
+from jaxctx.types import ForwardOutputParams, ForwardOutputResult, ForwardRequest, GenerateRequest
 
 POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words())[0])
 ForwardAnswer = Callable[[], ForwardOutputResult]  # makes the answer when called, on any thread
@@ -56,7 +56,7 @@ class Sampler:
 
 
 def forward_result(
-    asked: ForwardOutput, logits: np.ndarray | None, token_id: int | None = None, seed: int | None = None
+    asked: ForwardOutputParams, logits: np.ndarray | None, token_id: int | None = None, seed: int | None = None
 ) -> ForwardOutputResult:
     """The answer about one token: by the logits of its row, float32 `[vocab]`, needed for everything but a sample.
 
@@ -84,13 +84,13 @@ def forward_result(
 
 @dataclass(frozen=True, slots=True)
 class CustomMaskForward:
-    """What a forward call asks: the tokens from index `start` on belong to it, and some of their rows have outputs.
+    """The request of a forward call: tokens from index `start` on belong to it, and some of their rows have outputs.
 
-    The default, `NO_FORWARD`, is for requests that are no forward call: no token belongs to it, and nothing is asked.
+    The default, `NO_FORWARD`, is for requests that are no forward call: it has no tokens and no outputs.
     """
 
     start: int = sys.maxsize
-    outputs: Mapping[int, ForwardOutput] = field(default_factory=dict)  # by token index in the context, ascending
+    outputs: Mapping[int, ForwardOutputParams] = field(default_factory=dict)  # by token index in the context, ascending
     samplers: Mapping[int, Sampler] = field(default_factory=dict)  # by token index, where a sample is asked for
     keep_working: bool = False
 
@@ -110,7 +110,7 @@ NO_FORWARD = CustomMaskForward()
 
 
 def make_forward(request: ForwardRequest, first: int, new_seed: Callable[[], int]) -> CustomMaskForward:
-    """What `request` asks, where its first token gets the index `first` in the context."""
+    """The forward pass of `request`, whose first token gets the index `first` in the context."""
     outputs, samplers = {}, {}
     for output in sorted(request.outputs, key=lambda output: output.index):
         outputs[first + output.index] = output
@@ -134,12 +134,12 @@ def attention_overrides(request: ForwardRequest, first: int) -> list[bytes]:
         ranges = request.masks[offset] if request.masks else ()
         if ranges and ranges[-1][1] > index + 1:
             raise InvalidArgument.field(f"masks[{offset}]", f"token {index} sees nothing behind itself")
-        encoded.append(encode_mark(index, position, ranges))
+        encoded.append(encode_override(index, position, ranges))
     return encoded if any(encoded) else []
 
 
-def needs_logits(asked: ForwardOutput) -> bool:
-    """Whether more than a sample is asked for."""
+def needs_logits(asked: ForwardOutputParams) -> bool:
+    """Whether the output needs more than a sampled token."""
     return bool(asked.logprob_ids or asked.top or asked.logits or asked.entropy)
 
 

@@ -1,9 +1,9 @@
-"""Results on their way from the step thread to asyncio, in batches; and how far readers have come, the other way.
+"""Output streams: results from the step thread to asyncio, in batches, with backpressure from slow readers.
 
-The step thread never waits for a reader: it posts callbacks to a `CallbackQueue` and flushes that once per turn, which
-wakes each event loop once, however many streams got something. A reader that keeps up sees every piece by itself. One
-that does not sees fewer, larger pieces; if it is more than `limit` tokens behind, its requests pause (backpressure).
-Other requests are not affected.
+The step thread never waits for a reader: it posts callbacks to a `CallbackQueue` and flushes the queue once per
+iteration, which wakes each event loop once, however many streams have new pieces. A reader that keeps up gets each
+piece alone. A slower one gets fewer, larger pieces; if it is more than `limit` tokens behind, its requests pause
+(backpressure). Other requests are not affected.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class CallbackQueue:
         self._waiting.setdefault(loop, []).append(callback)
 
     def flush(self) -> None:
-        """Send what was posted. Callbacks for a loop that has been closed are dropped: nobody reads there any more."""
+        """Run the posted callbacks on their loops. Callbacks for a closed loop are dropped: it has no reader."""
         waiting, self._waiting = self._waiting, {}
         for loop, callbacks in waiting.items():
             with suppress(RuntimeError):
@@ -42,7 +42,7 @@ def _run_all(callbacks: list[Callback]) -> None:
 
 
 class ResultFuture:
-    """Where a request's result goes: a future of one event loop, set by the step thread unless its waiter left."""
+    """The future result of a request, on one event loop. The step thread sets it, unless the waiter has cancelled."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callbacks: CallbackQueue) -> None:
         self.future: asyncio.Future[Any] = loop.create_future()
@@ -78,9 +78,9 @@ class OutputStream(ResultFuture):
 
     The two sides share two counters: the step thread alone writes `_sent_tokens`, the reader alone `_read_tokens`.
     `backpressured` only compares them. The reader wakes the engine when it comes back to half of the limit. It cannot
-    miss that moment: it looks at `_sent_tokens` after it has written `_read_tokens`. If the engine found the stream
+    miss that time: it reads `_sent_tokens` after it has written `_read_tokens`. If the engine found the stream
     backpressured, the reader was more than `limit` behind at that time, so exactly one of its later reads takes it from
-    above half of the limit to below, and that one wakes the engine. A wake-up that nobody needs does no harm.
+    above half of the limit to below, and that one wakes the engine. A wake-up without need does no harm.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class OutputStream(ResultFuture):
         limit: int,
         wake: Callback,
     ) -> None:
-        """`limit`: tokens of each output that the reader may be behind. `wake` makes the engine look again."""
+        """`limit`: tokens of each output that the reader may be behind. `wake` makes the engine check for work."""
         super().__init__(loop, callbacks)
         self._limit = limit * outputs
         self._max_joined = limit  # pieces that are joined into one
@@ -141,7 +141,7 @@ class OutputStream(ResultFuture):
             await self._arrived.wait()
 
     def _take_waiting(self) -> GeneratePiece:
-        """What waits of the output whose turn it is, as one piece."""
+        """The waiting pieces of the output whose turn it is, joined into one."""
         index, pieces = next(iter(self._waiting.items()))
         del self._waiting[index]
         rest = pieces[self._max_joined :]

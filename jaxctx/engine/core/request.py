@@ -21,8 +21,8 @@ Progress. Three counts run ahead of each other, because a step's result arrives 
 `prompt_end` is where `dispatch_end` stood when the request was admitted: rows before it are of the prompt, rows from it
 on are of sampled tokens. A fill is done when `seq_len` reaches it.
 
-A step in flight carries the epoch in which it was made. Preempting or ending a request raises its epoch, so that
-results that arrive later are ignored.
+A step in flight carries the run number that the request had when the step was made. Preempting or ending a request
+raises its run number, so that results that arrive later are ignored.
 """
 
 import itertools
@@ -58,9 +58,8 @@ class Request:
     appended_tokens: int = 0  # appended to the context for this request; removed again if it is refused before it runs
     arrival: int = field(default_factory=lambda: next(_arrivals))
 
-    epoch: int = 0
-
     # Progress of the present run, from admission to the end or to preemption. See the picture above.
+    run_number: int = 0  # grows when a run ends
     slot: int = NO_SLOT  # of the device's sampling state; NO_SLOT: the request does not run
     prompt_end: int = 0  # tokens known to the host when the request was admitted
     dispatch_end: int = 0  # positions below this may be sent

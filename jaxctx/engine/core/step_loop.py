@@ -31,7 +31,7 @@ from jaxctx.errors import Unavailable
 log = logging.getLogger("jaxctx.engine")
 P = ParamSpec("P")
 T = TypeVar("T")
-RESTART_S = 10.0  # in which a process that stopped may be there again
+RESTART_S = 10.0  # time in which a process that stopped may have been restarted
 FAILED_COMMAND = "a command failed halfway"
 
 
@@ -42,10 +42,10 @@ class StepLoop:
         self.core = core
         core.on_arrival(self.wake)
         self.callbacks = CallbackQueue()
-        self.failure: Future[str] = Future()  # set when an error was met that cannot be recovered from
+        self.failure: Future[str] = Future()  # set after an error from which the engine cannot recover
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._stopping = False
-        self._posting = threading.Lock()  # so that nothing is posted after the last look into the inbox
+        self._posting = threading.Lock()  # so that nothing is posted after the inbox was read for the last time
         self._step_thread = threading.Thread(target=self._run, name="jaxctx-step", daemon=True)
         self._fetch_thread = ThreadPoolExecutor(1, "jaxctx-fetch")
 
@@ -71,8 +71,9 @@ class StepLoop:
     async def submit_request(self, submit: Callable[[ResultFuture], Request | T]) -> T:
         """Run `submit` on the step thread with a new reply, and wait for the result.
 
-        If `submit` returns a request, that is the result which the request gives to its reply, else it is what `submit`
-        returns. Raises what it raises, or the error that the request ends with. Cancelling ends the request.
+        If `submit` returns a request, the result is the one that the request gives to its reply; otherwise it is what
+        `submit` returns. Raises what `submit` raises, or the error that the request ends with. Cancelling ends the
+        request.
         """
         command = _SubmitCommand(self, submit)
         self.post(command.run)
@@ -84,7 +85,7 @@ class StepLoop:
             raise
 
     def post(self, command: Callable[[], object]) -> None:
-        """Run `command` on the step thread, after all posted before it. It must not raise.
+        """Run `command` on the step thread, after all commands that were posted before. It must not raise.
 
         Raises Unavailable once the step thread has stopped.
         """
@@ -98,7 +99,7 @@ class StepLoop:
             self.post(command)
 
     def wake(self) -> None:
-        """Something has changed that the core does not know of: let it look again."""
+        """Let the core look for work again, after a change that it did not make itself."""
         self.post_if_running(_do_nothing)
 
     def raise_if_unavailable(self) -> None:
@@ -154,16 +155,16 @@ class StepLoop:
         return True
 
     def _process_output(self, batch: Batch, fetched: Future[StepArrays]) -> None:
-        """Book a step whose output, in numpy, is on the host, or fail with the error that the step ended with."""
+        """Process a step whose output has been fetched to numpy, or fail with the error that the step ended with."""
         arrays = self._run_or_fail("a step failed on the device", fetched.result)
         if arrays is not None:
-            self._run_or_fail("a step's results could not be booked", self.core.process_output, batch, arrays)
+            self._run_or_fail("a step's results could not be processed", self.core.process_output, batch, arrays)
 
     def _run_or_fail(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What `function` returns. If it raises, the engine fails: `what` says at what, and every request is ended."""
+        """The result of `function`. If it raises, the engine fails, with `what` as the reason; every request ends."""
         try:
             return function(*args, **kwargs)
-        except Exception:  # the device's arrays or the books are in doubt: end everything, accept nothing more
+        except Exception:  # the device's arrays or the engine's state may be wrong: end everything, accept no more
             log.critical("engine stopped: %s", what, exc_info=True)
             if not self.failure.done():
                 self.failure.set_result(what)
@@ -173,7 +174,7 @@ class StepLoop:
 
 
 class _SubmitCommand:
-    """One call of `StepLoop.submit_request`: a command for the step thread, and where its result goes."""
+    """One call of `StepLoop.submit_request`: a command for the step thread, and the reply for its result."""
 
     def __init__(self, loop: StepLoop, submit: Callable[[ResultFuture], object]) -> None:
         self.reply = ResultFuture(asyncio.get_running_loop(), loop.callbacks)

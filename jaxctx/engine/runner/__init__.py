@@ -6,7 +6,7 @@
     model_runner.py    `ModelRunner`: the arrays and the executables
     batch.py           `Batch`: the rows of one step, and how they are written into the step's inputs
     kv_transfer.py     `KVTransfer`: carries out the cache's page moves between device, host memory and disk
-    memory_planner.py  how much memory a model takes on a chip, as the chip's compiler tells it
+    memory_planner.py  how much memory a model takes on a chip, as the chip's compiler reports it
 
 It knows shapes, slots and page ids. It never decides which request runs or which page is given up. Called by
 `engine.core` on the step thread.

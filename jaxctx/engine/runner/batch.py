@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxctx.cache.attention_overrides import decode_mark
+from jaxctx.cache.attention_overrides import decode_override
 from jaxctx.engine.core.forward_pass import Sampler
 from jaxctx.engine.runner.step import StepInputs
 from jaxctx.engine.scheduler.scheduler_output import Batch, ScheduledRequest
@@ -19,7 +19,7 @@ def write_batch(batch: Batch, views: StepInputs, page_size: int) -> list[Segment
     segments = [_write_request(scheduled, views, page_size) for scheduled in batch.scheduled]
     if batch.outputs:  # a custom-mask step has the rows of one request
         (scheduled,) = batch.scheduled
-        overrides = scheduled.request.context.marks
+        overrides = scheduled.request.context.attention_overrides
         write_attention_overrides(views, scheduled.position, scheduled.rows, overrides)
     return segments
 
@@ -76,7 +76,7 @@ def write_attention_overrides(views: StepInputs, first_index: int, rows: int, ov
         encoded = overrides.get(first_index + row)
         if not encoded:
             continue
-        views.positions[row], ranges = decode_mark(encoded)
+        views.positions[row], ranges = decode_override(encoded)
         if ranges:
             views.mask[row] = _mask_words(ranges, views.mask.shape[1])
 

@@ -39,7 +39,7 @@ Function: TypeAlias = StepShape | StateFunction
 
 CUSTOM_MASK_SIZES = ((4, 4), (64, 16))  # rows and outputs of custom-mask steps, ascending
 ONE_ROW = (1,) if jax.__version_info__ >= (0, 11) else ()  # a step on CPUs; slower than a padded one in JAX 0.10
-MOST_PAGES_PER_CALL = 16
+MAX_PAGES_PER_CALL = 16
 
 
 class CompiledModel:
@@ -69,7 +69,7 @@ class CompiledModel:
         self.custom_mask_shapes = self._custom_mask_shapes()
         longest_first = reversed(self.shapes + self.custom_mask_shapes)
         self.functions: tuple[Function, ...] = (*longest_first, *StateFunction)
-        self.pages_per_call = min(config.moving_pages, MOST_PAGES_PER_CALL)  # a call for fewer is padded, at equal cost
+        self.pages_per_call = min(config.moving_pages, MAX_PAGES_PER_CALL)  # a call for fewer is padded, at equal cost
         self.page = page_functions.page_struct(model.kv.layers, self.pools)
         self.host_sharding = page_functions.host_sharding(self.page.sharding)
         """Where pages lie that left the device."""

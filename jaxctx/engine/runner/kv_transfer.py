@@ -1,17 +1,17 @@
 """KV transfers: the cache's page moves, carried out in their order, and the data of pages that left the device.
 
-Which slot holds what, and what is moved where, is decided by the cache's bookkeeping. All calls come from the step
-thread and return at once: what is on the device is dispatched behind the steps that were dispatched before, what goes
-to disk or comes from there is done by threads. A slot whose data is on its way holds a future; what cannot be read back
-exactly as it was written is lost, which is an answer (DataLoss), never other data.
+The cache decides which slot holds what, and which page moves where. All calls come from the step thread and return at
+once: work on the device is dispatched after the steps that were dispatched before; threads read and write the disk. A
+slot whose data has not arrived yet holds a future. Data that cannot be read back exactly as it was written is lost: the
+answer is DataLoss, never other data.
 
 Order. Slots are reused at once, so moves must take effect in the order of the calls.
-Host slots: only the step thread changes the table, and what it holds is never written to. A spill takes along the array
-that the slot holds now, and a fetch fills its own future, not the slot. So nothing that arrives late reaches a slot
-that has been given to other data since.
-Disk slots: each belongs to one thread, which takes its jobs first in, first out: all writes and reads of a slot happen
-in the order of the calls, and slots do not overlap in the file. A write may wait for a fetch that was asked for before
-it, on another thread; since every wait is for an earlier job, the earliest never waits, and none waits for ever.
+Host slots: only the step thread changes the table, and the arrays in it are never written to. A spill takes the array
+that the slot holds at that time, and a fetch fills its own future, not the slot. So data that arrives late never
+reaches a slot that has been given to other data since.
+Disk slots: each belongs to one thread, which runs its jobs first in, first out: all writes and reads of a slot happen
+in the order of the calls, and slots do not overlap in the file. A write may wait for an earlier fetch on another
+thread. Every wait is for an earlier job, so the earliest one never waits, and no wait lasts for ever.
 """
 
 import logging
@@ -119,15 +119,15 @@ class DiskTier:
         self._threads = [ThreadPoolExecutor(1, f"jaxctx-disk-{i}") for i in range(DISK_THREADS)]
 
     def spill(self, entry: HostEntry, slot: int) -> None:
-        """Write what a host slot holds to the slot. The host slot may be used again at once."""
+        """Write the page of a host slot to the disk slot. The host slot may be reused at once."""
         if self._free_writes.acquire(blocking=False):
-            self._submit(slot, self._write, entry)
+            self._thread_of(slot).submit(self._write, slot, entry)
         else:
-            self._submit(slot, self._forget)
+            self._thread_of(slot).submit(self._forget, slot)
 
     def fetch(self, slot: int) -> Future[PageData]:
         """Read the slot, which may be reused at once. The future may fail with DataLoss."""
-        return self._submit(slot, self._read)
+        return self._thread_of(slot).submit(self._read, slot)
 
     def close(self) -> None:
         """End the threads without waiting for what is queued, and remove the file."""
@@ -138,12 +138,12 @@ class DiskTier:
         os.close(self._file)
         self._path.unlink(missing_ok=True)
 
-    def _submit(self, slot: int, job: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Run `job(slot, *args)` on the thread that the slot belongs to."""
-        return self._threads[slot % len(self._threads)].submit(job, slot, *args)
+    def _thread_of(self, slot: int) -> ThreadPoolExecutor:
+        """The thread that does all work of a slot, in order."""
+        return self._threads[slot % len(self._threads)]
 
     def _forget(self, slot: int) -> None:
-        """The slot's data is lost: what was written there before is not what it should hold now."""
+        """Note that the slot's data is lost: the file may still have older data there."""
         self._checksums.pop(slot, None)
 
     def _write(self, slot: int, entry: HostEntry) -> None:
@@ -233,14 +233,14 @@ class KVTransfer:
                     self._fetch(group)
 
     def _save(self, moves: Sequence[Move]) -> None:
-        """Pages to host slots. Where a slot is a target twice, the last move counts."""
+        """Copy pages to host slots. If a slot is a target twice, the last move counts."""
         page_of = {move.target: move.source for move in moves}  # by host slot
         saved = self._device.save_pages(list(page_of.values()))
         for slot, data in zip(page_of, saved, strict=True):
             self.host.put(slot, data)
 
     def _load_and_drop(self, moves: Iterable[Move]) -> None:
-        """Host slots to pages, and host slots that are empty from then on."""
+        """Load pages from host slots, and empty host slots."""
         loads: dict[int, PageData] = {}  # by page: where one is a target twice, the last move counts
         for move in moves:
             if move.kind is MoveKind.LOAD:
@@ -253,7 +253,7 @@ class KVTransfer:
         self._device.load_pages(list(loads), list(loads.values()))
 
     def _spill(self, moves: Iterable[Move]) -> None:
-        """Host slots to disk slots."""
+        """Write host slots to disk slots."""
         assert self._disk is not None
         for move in moves:
             self._disk.spill(self.host.entry(move.source), move.target)

@@ -1,8 +1,8 @@
-"""The memory planner: what an engine takes on a chip that need not be there, as the compiler of its vendor tells it.
+"""The memory planner: how much memory an engine takes on a chip, as the chip's compiler reports it.
 
-All is compiled from shapes: nothing is loaded or allocated. For `jaxctx-serve plan`, for how many pages of KV fit into
-a server's memory, and for the compile checks; an engine never calls it. The extras `tpu` and `cuda13` bring the
-compilers.
+The chip need not be there. Everything is compiled from shapes: nothing is loaded or allocated. Used by
+`jaxctx-serve plan`, for the number of KV pages that fit into a server's memory, and by the compile checks; an engine
+never calls it. The extras `tpu` and `cuda13` bring the compilers.
 """
 
 import os
@@ -16,10 +16,10 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from jaxctx.engine.config import physical_memory
 from jaxctx.engine.runner.compiled_model import CompiledModel, Function, StateFunction
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.errors import FailedPrecondition
+from jaxctx.host_memory import physical_memory
 
 OLDEST_JAX = (0, 11, 2)  # that can compile for a chip that is not there
 

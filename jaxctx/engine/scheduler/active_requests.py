@@ -1,10 +1,10 @@
-"""ActiveRequests: the requests that have not ended, which of them wait and which run, and what happened to them.
+"""ActiveRequests: the requests that have not ended, whether they wait or run, and the events of their changes.
 
     add ──▶ waiting ──start──▶ running ──end, fail, finish──▶ gone
               ▲                   │
               └──────preempt──────┘
 
-The parts of the scheduler share one such object. Their decisions gather in it as data (`take_events`,
+The parts of the scheduler share one such object. It collects their decisions as data (`take_events`,
 `take_slots_to_load`) until the scheduler returns them. Called on the step thread.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache
 from jaxctx.cache.page_control import release
+from jaxctx.engine.contexts.info import context_info
 from jaxctx.engine.core.request import NO_SLOT, Request
 from jaxctx.engine.scheduler.queue import WaitingQueue
 from jaxctx.engine.scheduler.scheduler_output import (
@@ -27,15 +28,16 @@ from jaxctx.errors import JaxctxError
 class ActiveRequests:
     """See the module docstring."""
 
-    def __init__(self, cache: ContextCache, block_manager: BlockManager, slots: int) -> None:
+    def __init__(self, cache: ContextCache, block_manager: BlockManager, slots: int, model_id: str) -> None:
         self.writers: dict[Context, Request] = {}  # all requests that have not ended, by context
         self.queue = WaitingQueue()
         self.running: list[Request] = []
         self.free_slots = list(range(slots - 1, -1, -1))
-        self.changes = 0  # grows with everything that may let a request in that could not be admitted before
+        self.changes = 0  # grows with every change after which another request may be admitted
         self.preemptions = 0
         self._cache = cache
         self._block_manager = block_manager
+        self._model_id = model_id
         self._events: list[SchedulerEvent] = []
         self._slots_to_load: list[Request] = []
 
@@ -45,17 +47,17 @@ class ActiveRequests:
         return len(self.writers) - len(self.running)
 
     def tenants(self, tenant: str, priority: int) -> set[str]:
-        """This tenant, those that wait at its priority or above, and those that run."""
+        """This tenant, the tenants with requests that wait at `priority` or above, and those with running ones."""
         return {tenant, *self.queue.tenants(priority), *(request.tenant for request in self.running)}
 
     def add(self, request: Request) -> None:
-        """A new request, which waits."""
+        """Add a new request, which waits."""
         self.writers[request.context] = request
         self.queue.push(request)
         self.note_change()
 
     def start(self, request: Request) -> None:
-        """A waiting request gets a slot and runs; first it restores pages."""
+        """Give a waiting request a slot. It runs from now on; first it restores pages."""
         self.queue.remove(request, served=True)
         request.slot = self.free_slots.pop()
         request.restoring = True
@@ -63,13 +65,13 @@ class ActiveRequests:
         self.running.append(request)
 
     def preempt(self, request: Request) -> None:
-        """A running request waits again, before all others of its tenant and priority."""
+        """Let a running request wait again, before all others of its tenant and priority."""
         self._stop(request)
         self.queue.push(request, front=True)
         self.preemptions += 1
 
     def end(self, request: Request) -> None:
-        """Take a request out, wherever it is; its context keeps what was computed. Results in flight are ignored."""
+        """End a request that waits or runs. Its context keeps what was computed. Results in flight are ignored."""
         request.ended = True
         del self.writers[request.context]
         self._stop(request)
@@ -84,37 +86,38 @@ class ActiveRequests:
     def finish(self, request: Request) -> None:
         """End a request that has nothing left to compute."""
         self.end(request)
-        self._events.append(RequestFinished(request))
+        info = context_info(request.context, model_id=self._model_id, has_writer=False)
+        self._events.append(RequestFinished(request, info))
 
     def note_suspended(self, contexts: Iterable[Context]) -> None:
-        """Contexts were suspended in favour of a request."""
+        """Note that contexts were suspended for a request."""
         self._events += map(ContextSuspended, contexts)
 
     def note_slot_to_load(self, request: Request) -> None:
-        """The device must know the request's earlier tokens before its next step."""
+        """Note that the request's slot on the device must be loaded before its next step."""
         self._slots_to_load.append(request)
 
     def note_change(self) -> None:
-        """Something changed that may let the head of the queue in, beyond what admission looks at by itself."""
+        """Note a change that may let the head of the queue be admitted, and that admission does not see itself."""
         self.changes += 1
 
     def take_events(self) -> Sequence[SchedulerEvent]:
-        """What happened since the last call."""
+        """The events since the last call."""
         if not self._events:
             return ()
         events, self._events = self._events, []
         return events
 
     def take_slots_to_load(self) -> Sequence[Request]:
-        """Requests noted since the last call; those that were preempted since load their slot when they run again."""
+        """Running requests noted since the last call. A preempted one is noted again when it runs again."""
         if not self._slots_to_load:
             return ()
         requests, self._slots_to_load = self._slots_to_load, []
         return [request for request in requests if request.runs]
 
     def _stop(self, request: Request) -> None:
-        """Do not run: slot, promised pages and pages taken in vain are free from now on."""
-        request.epoch += 1
+        """End the present run: free the slot, the promised pages and the taken pages that have no tokens."""
+        request.run_number += 1
         request.reserved_pages = 0
         context = request.context
         context.busy = False

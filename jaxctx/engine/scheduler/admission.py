@@ -1,9 +1,9 @@
-"""Admission: which waiting requests begin to run, and what has to give way for them.
+"""Admission: which waiting requests begin to run, and which contexts and requests give up pages for them.
 
-Admission reserves the worst case, so that a request that runs can always finish. When pages are short, contexts that
-do not run are suspended to their tokens, least recently used first; then running requests of lower priority than the
-head of the queue are preempted; then the head waits, and nobody overtakes it. A request that would compute a page
-which a running one, its prefix owner, is computing already lets others pass until that one has computed its prompt.
+Admission reserves the worst case, so that a running request can always finish. When pages are short, idle contexts are
+suspended to their tokens, least recently used first; then running requests of lower priority than the head of the queue
+are preempted; then the head waits, and no other request overtakes it. One exception: a request needs a page that a
+running request, its prefix owner, is computing. Then others pass it until the owner has computed its prompt.
 """
 
 from collections.abc import Callable
@@ -44,14 +44,14 @@ class Admission:
         self._config = config
         self._clock = clock
         self._blocked: object = None  # the situation in which the head of the queue could not be admitted
-        self._most: int | None = None  # requests that can run at once, where that is less than all slots
+        self._max_running: int | None = None  # requests that can run at once, if fewer than there are slots
 
     @property
     def usable_slots(self) -> int:
         """Requests that can run at once, as far as known: memory or deadlines may allow fewer than there are slots."""
-        if self._most is None:
+        if self._max_running is None:
             return self._config.max_batch
-        return max(self._most, len(self._active.running), 1)
+        return max(self._max_running, len(self._active.running), 1)
 
     def admit(self) -> None:
         """Start waiting requests, in turn, until one does not fit."""
@@ -65,14 +65,14 @@ class Admission:
             if situation == self._blocked:
                 return
             late_s = self._deadlines.seconds_late(
-                head, now, len(self._active.running) + 1, careful=self._deadlines.is_crowded(head)
+                head, now, len(self._active.running) + 1, careful=self._deadlines.exceeds_fair_share(head)
             )
             if late_s > 0:
                 self._deadlines.refuse(head, now, late_s)
                 heads = self._active.queue.in_turn()  # anew: the queue has changed
                 continue
             if self._deadlines.would_slow_others(now):
-                self._blocked, self._most = situation, len(self._active.running)
+                self._blocked, self._max_running = situation, len(self._active.running)
                 return
             head.prefix_owner = self._find_prefix_owner(head)
             if head.prefix_owner is not None:
@@ -80,39 +80,39 @@ class Admission:
             if not self._try_start(head):
                 self._blocked = situation
                 if self._active.running:
-                    self._most = len(self._active.running)
+                    self._max_running = len(self._active.running)
                     return
-                # Nothing runs and nothing more can be suspended: waiting would not help.
+                # No request runs and no more contexts can be suspended: waiting would not help.
                 message = "all pages are held by pinned contexts"
                 self._active.fail(head, ResourceExhausted(message, reason="OUT_OF_PAGES", retry_after_s=1.0))
             heads = self._active.queue.in_turn()
         if not self._active.queue:
-            self._most = None
+            self._max_running = None
 
     def _situation(self, head: Request) -> object:
-        """All that decides whether the head can be admitted: while it stays equal, there is no need to try again."""
+        """Everything that decides whether the head can be admitted: while it is equal, trying again is useless."""
         running = self._active.running
         backpressured = sum(request.backpressured for request in running)
         return head, self._budget.claimable(), len(running), backpressured, self._active.changes
 
     def _try_start(self, head: Request) -> bool:
-        """Start the head if it gets a slot and pages, if need be by preempting another; False if it must wait."""
-        head.context.busy = True  # not a victim of its own admission
+        """Start the head if it gets a slot and pages, preempting another request if needed; False if it must wait."""
+        head.context.busy = True  # so that it is not suspended for its own admission
         has_slot = bool(self._active.free_slots) or self._preempt_for(head)
         if not has_slot or not self._reserve(head):
             head.context.busy = False
             return False
         self._active.start(head)
-        if self._most is not None and self._most < len(self._active.running):
-            self._most = None  # more can run than was thought
+        if self._max_running is not None and self._max_running < len(self._active.running):
+            self._max_running = None  # more can run than was thought
         if not self._restoration.next_page(head):
             self._restoration.begin(head)
         return True
 
     def _reserve(self, head: Request) -> bool:
-        """Take hold of cached pages, and promise the head its worst case beyond them; or change nothing of it.
+        """Attach cached pages to the head's context, and reserve the rest of its worst case. False: neither is done.
 
-        If need be at the cost of contexts that do not run and of running requests of lower priority.
+        Idle contexts are suspended, and running requests of lower priority preempted, if needed.
         """
         context = head.context
         worst_case = self._block_manager.pages_for(head.worst_case_tokens)
@@ -121,7 +121,7 @@ class Admission:
         while True:
             found = self._cache.peek(context, tokens=head.lookup_end)
             own = 0 if context.suspended else context.committed_pages + context.working_pages
-            # For what is computed, and for what comes back from other tiers: working pages do not serve for that.
+            # Pages for tokens that are computed, and for pages from other tiers, which need pages of their own.
             new = max(worst_case - own - found.device, found.host + found.disk)
             if self._budget.claimable() >= new + found.unheld:
                 break
@@ -137,11 +137,11 @@ class Admission:
         return True
 
     def _preempt_for(self, head: Request) -> bool:
-        """Preempt one running request in favour of `head`; False if none may be. It resumes later.
+        """Preempt one running request in favour of `head`; False if none may be preempted. It resumes later.
 
-        A request whose reader is behind waits anyway, in the queue too, and may not make others wait for that. Else it
-        is the request of lowest priority, if that is lower than the head's; of equals the latest. Its context keeps its
-        pages until they are claimed.
+        First a backpressured request: it waits for its reader anyway, and must not make others wait. Otherwise the
+        request of the lowest priority, if that is lower than the head's; of equal ones the latest. Its context keeps
+        its pages until they are claimed.
         """
         running = self._active.running
         backpressured = [request for request in running if request.backpressured]
@@ -152,9 +152,9 @@ class Admission:
         return True
 
     def _find_prefix_owner(self, head: Request) -> Request | None:
-        """A running request that is computing the very page the head needs next, so that waiting saves the work."""
+        """A running request that computes the page that the head needs next, if any: waiting saves that work."""
         context = head.context
-        if context.working_tokens or context.marks:
+        if context.working_tokens or context.attention_overrides:
             return None
         candidates = [
             each

@@ -1,10 +1,11 @@
 """DeadlineReview: requests that cannot end by their deadline take no steps from those that can.
 
-`Forecast` judges by what steps took until now. Such a request is refused when it is submitted (`expect`), refused
-while it waits (`seconds_late`, `review`), or ended while it runs if others gain by it (`review`). Nor are so many
-requests admitted at once that steps get too long for most of the running ones (`would_slow_others`).
+`Forecast` estimates how long a request takes, from the steps until now. A request that cannot be in time is refused
+when it is submitted (`expect`), refused while it waits (`seconds_late`, `review`), or ended while it runs if others
+gain by its end (`review`). Admission also stops before steps get too long for most of the running requests
+(`would_slow_others`).
 
-Times are seconds of the deadline clock. What has not been measured refuses nobody.
+Times are seconds of the deadline clock. What has not been measured is unknown, and an unknown refuses no request.
 """
 
 import math
@@ -18,12 +19,12 @@ from jaxctx.engine.scheduler.forecast import START_MARGIN, Demand, Forecast, Que
 from jaxctx.errors import ResourceExhausted
 
 NO_DEADLINE_S = 12 * 3600.0  # a deadline that is farther away counts as none: every gRPC call has one
-TYPICAL_QUANTILE = 0.5  # outputs to come are expected to be as long as this part of outputs is at most
-SHORT_QUANTILE = 0.1  # running outputs are expected to be as short as this, before one is given up
-# Steps between two running outputs that are given up: a disturbance that passes must not cost all of them.
+TYPICAL_QUANTILE = 0.5  # of past lengths: the length that a waiting output is expected to have
+SHORT_QUANTILE = 0.1  # of past lengths: the length that a running output is expected to have before it is ended
+# Steps between the ends of two running outputs: a passing disturbance must not end all of them.
 STEPS_BETWEEN_REVIEWS = 8
-MIN_RETRY_S, MAX_RETRY_S = 0.5, 60.0  # after which a request that came too late is told to come again
-MIN_WAIT_S = 0.05  # a waiting request is not looked at more often: estimates change with every step
+MIN_RETRY_S, MAX_RETRY_S = 0.5, 60.0  # limits of the time after which a refused request should be sent again
+MIN_WAIT_S = 0.05  # a waiting request is checked at most once in this time: estimates change with every step
 
 
 class DeadlineReview:
@@ -40,22 +41,22 @@ class DeadlineReview:
         self._steps_to_review = STEPS_BETWEEN_REVIEWS
 
     def observe_step(self, now: float, seconds: float, *, decoding: int, tokens: int, prompt_rows: int) -> None:
-        """A step is done: so many requests decoded in it and got `tokens` together, beside so many rows of prompts."""
+        """Learn from a step that took `seconds`: `decoding` requests got `tokens` together, beside `prompt_rows`."""
         self._steps_to_review -= 1
         self.forecast.costs.observe(now, seconds, decoding=decoding, tokens=tokens, prompt_rows=prompt_rows)
 
     def observe_output(self, request: Request) -> None:
-        """An output has ended by itself: outputs like it may have about as many tokens."""
+        """Learn the length of an output that has ended by itself: similar outputs may have about as many tokens."""
         output = request.output
         if output is not None and not request.has_certain_length:
             self.forecast.lengths.observe(self._clock(), request.tenant, output.max_tokens, output.tokens)
 
-    # A request that comes.
+    # A request that is submitted.
 
     def expect(self, request: Request, slots: int) -> None:
-        """Set the demand of a request that is submitted, where so many `slots` can be used.
+        """Set the demand of a request that is submitted; `slots` requests can run at once.
 
-        Raises ResourceExhausted (DEADLINE_UNREACHABLE) if it cannot end in time behind the requests that wait.
+        Raises ResourceExhausted (DEADLINE_UNREACHABLE) if it cannot end in time after the requests that wait.
         """
         now = self._clock()
         context = request.context
@@ -67,7 +68,7 @@ class DeadlineReview:
         left_s = self._left_s(request, now)
         queue = self._queue_ahead_of(request, now, slots)
         late_s = self.forecast.shortfall_s(now, left_s, request.demand, queue)
-        if late_s > 0 and rows > self._config.page_size:  # some of it may be cached: only now it is worth a look
+        if late_s > 0 and rows > self._config.page_size:  # a part may be cached; the lookup is worth its time only now
             found = self._cache.peek(context, tokens=request.lookup_end)
             rows = max(rows - (found.device + found.host + found.disk) * self._config.page_size, 1)
             request.demand = Demand(rows, tokens)
@@ -77,10 +78,10 @@ class DeadlineReview:
         self._set_start_by(request, now)
 
     def _queue_ahead_of(self, request: Request, now: float, slots: int) -> QueueState:
-        """What a request finds if it is queued now."""
+        """The state of the queue that a request finds if it is queued now."""
         priority, tenant, running = request.priority, request.tenant, self._active.running
         own, mean, higher = self._active.queue.ahead_of(priority, tenant)
-        if any(each.priority < priority for each in running):  # it may take the slot of one of these
+        if any(each.priority < priority for each in running):  # it may preempt one of these
             return QueueState(slots, slots, (), own + higher, mean)
         own_running = sum(each.tenant == tenant for each in running)
         fair_share = slots // len(self._active.tenants(tenant, priority))
@@ -92,12 +93,12 @@ class DeadlineReview:
             ahead=own + higher * own_slots // slots,
             mean=mean,
             prompt_rows=sum(max(each.prompt_end - each.next_position, 0) for each in running),
-            crowded=own_running + own >= fair_share,
+            at_fair_share=own_running + own >= fair_share,
         )
 
     # A request that waits.
 
-    def is_crowded(self, request: Request) -> bool:
+    def exceeds_fair_share(self, request: Request) -> bool:
         """Whether the tenant of a waiting request has more requests than its share of the slots."""
         tenant, priority = request.tenant, request.priority
         own_waiting, _, _ = self._active.queue.ahead_of(priority, tenant)
@@ -138,10 +139,10 @@ class DeadlineReview:
             else:
                 self._set_start_by(request, now)
         if self._steps_to_review <= 0:
-            self._end_most_hopeless(now)
+            self._end_most_late(now)
 
     def _set_start_by(self, request: Request, now: float) -> None:
-        """Until when a waiting request need not be asked again whether it is too late."""
+        """Set the time until which it is not checked again whether a waiting request is too late."""
         if request.caller.deadline is not None:
             service = self.forecast.service_s(now, request.demand, len(self._active.running) or 1)
             request.start_by = max(request.caller.deadline - (service.low if service else 0.0), now + MIN_WAIT_S)
@@ -149,7 +150,7 @@ class DeadlineReview:
     # Requests that run.
 
     def would_slow_others(self, now: float) -> bool:
-        """Whether one more request makes steps so long that most running ones, which would be in time, are late."""
+        """Whether one more running request would make more than half of the running ones late that are in time now."""
         before = len(self._active.running)
         token_before = self.forecast.costs.token_s(now, before)
         token_after = self.forecast.costs.token_s(now, before + 1)
@@ -161,11 +162,11 @@ class DeadlineReview:
                 harmed += 1
         return harmed > before / 2
 
-    def _end_most_hopeless(self, now: float) -> None:
-        """Of the running outputs that will be too late, end the one that will be latest: others may be in time then."""
+    def _end_most_late(self, now: float) -> None:
+        """End the running output that will miss its deadline by most, if any will: others may then be in time."""
         running = self._active.running
         if len(running) < 2 and not self._active.queue:
-            return  # nobody gains by it
+            return  # no other request gains by it
         worst: Request | None = None
         worst_lateness = 1.0
         for request in running:
@@ -180,7 +181,7 @@ class DeadlineReview:
         self._active.fail(worst, deadline_unreachable(left_s, left_s * (worst_lateness - 1)))
 
     def _lateness(self, request: Request, now: float, decoding: int) -> float:
-        """Time that a running request still needs, as a multiple of the time it has; see `Forecast.hopeless`."""
+        """Time that a running request still needs, as a multiple of the time it has; see `Forecast.lateness`."""
         left_s = self._left_s(request, now)
         if left_s > NO_DEADLINE_S:
             return 0.0
@@ -188,10 +189,10 @@ class DeadlineReview:
         tokens = self._expected_tokens(request, now, SHORT_QUANTILE)
         made = request.output.tokens if request.output is not None else 0
         done = made / max(made + tokens, 1)
-        return self.forecast.hopeless(now, left_s, Demand(rows, tokens), decoding, done)
+        return self.forecast.lateness(now, left_s, Demand(rows, tokens), decoding, done)
 
     def _expected_tokens(self, request: Request, now: float, quantile: float) -> float:
-        """Tokens that a part `quantile` of outputs like this one still have at most; 0 where that is not known."""
+        """Tokens still to come, if the output is as long as this quantile of similar ones; 0 if that is unknown."""
         output = request.output
         if output is None or request.has_certain_length:
             return request.tokens_left
@@ -199,7 +200,7 @@ class DeadlineReview:
         return max(length or 0.0, output.request.min_tokens, output.tokens) - output.tokens
 
     def _has_deadline(self, request: Request, now: float) -> bool:
-        """Whether its deadline is ahead, and near enough to matter."""
+        """Whether it has a deadline in the future that is near enough to matter."""
         return 0 < self._left_s(request, now) < NO_DEADLINE_S
 
     def _left_s(self, request: Request, now: float) -> float:

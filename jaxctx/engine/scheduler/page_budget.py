@@ -1,8 +1,8 @@
-"""PageBudget: how many pages of the engine may still be given away.
+"""PageBudget: how many pages of the engine can still be promised or used.
 
-Pages that were promised to running requests count as given away although nobody holds them yet. Whoever else wants
-pages claims them here first. If need be, contexts that do not run are suspended, least recently used first, but only
-if that is enough: a claim that fails has suspended nobody. Called on the step thread.
+Pages that were promised to running requests count as used, although no context holds them yet. Everything else that
+needs pages claims them here first. If needed, idle contexts are suspended, least recently used first, but only if that
+is enough: a claim that fails has suspended none. Called on the step thread.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class PageBudget:
         return sum(request.reserved_pages for request in self._running)
 
     def claimable(self) -> int:
-        """Pages that nobody holds and nobody was promised."""
+        """Pages that no context holds and no request was promised."""
         return self._block_manager.available - self.pages_reserved
 
     def can_claim(self, pages: int) -> bool:

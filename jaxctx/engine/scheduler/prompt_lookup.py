@@ -1,6 +1,6 @@
 """PromptLookup: guesses how a request goes on, by what followed the same tokens earlier in its context.
 
-Prompt lookup decoding, A. Saxena 2023. `drafts` says when guesses are asked for, and what becomes of them.
+Prompt lookup decoding, A. Saxena 2023. `drafts` says when drafts are proposed, and how they are verified.
 """
 
 from dataclasses import dataclass, field
@@ -49,6 +49,6 @@ class PromptLookup:
         return [int(tokens[last - period + 1 + ahead % period]) for ahead in range(count)]
 
     def update_acceptance(self, context: Context, accepted: int) -> None:
-        """So many of the last guesses were right."""
+        """Note how many of the last drafts were right."""
         self._pause = 0 if accepted else min(2 * self._pause + 1, MAX_PAUSE)
         self._resume_at = context.length + self._pause

@@ -1,8 +1,8 @@
-"""WaitingQueue: requests that wait to be admitted, and the order in which they are considered.
+"""WaitingQueue: requests that wait to be admitted, and their order.
 
 Higher priorities go first. Tenants of equal priority take turns; within one tenant, first come, first served. The
-head of a class is never skipped for its size: a large request waits for its pages, but small ones behind it do not
-starve it. Only requests that could not go on, or only at a cost, are passed over (`Request.is_passed_over`).
+head of the queue is never skipped for its size: a large request waits for its pages, and small ones behind it cannot
+starve it. Only requests that could not continue, or would repeat work, are passed over (`Request.is_passed_over`).
 """
 
 from collections import Counter, OrderedDict, deque
@@ -37,7 +37,7 @@ class WaitingQueue:
             queue.append(request)
 
     def in_turn(self) -> Iterator[Request]:
-        """Requests that may be admitted, next one first: the highest priority, of it the tenant whose turn it is."""
+        """Requests that may be admitted, in order: by priority, highest first, then by the turns of the tenants."""
         by_priority = sorted(self._queues.items(), key=lambda item: -item[0][0])  # stable: turns stay as they are
         for _, queue in by_priority:
             for request in queue:
@@ -58,7 +58,7 @@ class WaitingQueue:
         return False
 
     def ahead_of(self, priority: int, tenant: str) -> tuple[int, Demand, int]:
-        """What a new request would wait behind.
+        """The requests that a new request would wait for.
 
         Returns how many requests of its tenant wait at its priority, the average demand of these, and how many requests
         wait at higher priorities.
@@ -73,7 +73,7 @@ class WaitingQueue:
         return {tenant for each, tenant in self._queues if each >= priority}
 
     def longest(self, priority: int) -> tuple[str, int]:
-        """The tenant with most requests at this priority or below, and how many these are."""
+        """The tenant with most requests at this priority or below, and how many it has."""
         waiting = Counter[str]()
         for (each, tenant), queue in self._queues.items():
             if each <= priority:

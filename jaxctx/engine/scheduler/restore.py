@@ -1,8 +1,8 @@
 """PageRestoration: brings pages back from other tiers for admitted requests, some pages a step beside other rows.
 
-A request that was admitted first takes back what host memory, disk or a store holds of its tokens. Then it begins:
-what is still without KV is computed. No request overtakes another that waits for pages from host memory or disk: what
-that one fetched would be given up again before it is used. Called on the step thread.
+An admitted request first restores the pages that host memory, disk or a store has of its tokens. Then it begins: tokens
+that still have no KV are computed. No request overtakes another that waits for pages from host memory or disk: pages
+fetched for the waiting one would be dropped again before they are used. Called on the step thread.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class PageRestoration:
     def __init__(
         self, active: ActiveRequests, cache: ContextCache, block_manager: BlockManager, config: EngineConfig
     ) -> None:
-        self.progressed = False  # pages came back just now, or their request ended: there may be more to do at once
+        self.progressed = False  # the last call restored pages or ended a request: there may be more to do at once
         self.tokens_cached = 0  # prompt tokens found on the device
         self.tokens_restored = 0  # prompt tokens brought back from other tiers
         self._active = active
@@ -33,11 +33,11 @@ class PageRestoration:
         self._pages_beside_step = 0  # pages that may still move beside the last step that was made
 
     def step_made(self) -> None:
-        """A step was made, beside which pages may move."""
+        """Note that a step was made: pages may move beside it."""
         self._pages_beside_step = self._config.moving_pages
 
     def restore(self, idle: bool, ready: Ready) -> None:
-        """Bring pages back; a request that has all there is begins. `idle`: no step is in flight and none can be made.
+        """Restore pages; a request that has all of its pages begins. `idle`: no step is in flight and none can be made.
 
         `ready` says whether the data of a host slot has arrived.
         """
@@ -46,17 +46,18 @@ class PageRestoration:
         for request in [each for each in self._active.running if each.restoring]:
             gained = self._restore_request(request, pages, ready)
             if pages and gained == pages:
-                pages = 0  # and there may be more
+                pages = 0  # this request may have more pages to restore
                 continue
             pages -= gained
             next_page = self.next_page(request)
-            if not next_page or not request.reserved_pages:  # what came to other tiers since has no pages promised
+            # Without reserved pages: the next page reached another tier after the request was admitted.
+            if not next_page or not request.reserved_pages:
                 self.begin(request)
-            elif next_page[0].host < self._config.host_pages:  # else it is on its way from a store
-                pages = 0  # nobody overtakes it
+            elif next_page[0].host < self._config.host_pages:  # otherwise it comes from a store
+                pages = 0  # no request overtakes this one
 
     def _restore_request(self, request: Request, pages: int, ready: Ready) -> int:
-        """Bring back up to `pages` pages of one request; returns how many it gained."""
+        """Restore up to `pages` pages of one request; returns how many its context gained."""
         context = request.context
         seq_len_before, available_before = context.seq_len, self._block_manager.available
         limit = min(pages, request.reserved_pages)
@@ -70,12 +71,12 @@ class PageRestoration:
         return gained
 
     def next_page(self, request: Request) -> Sequence[TierEntry]:
-        """Where the request's next page is, if some tier has it."""
+        """The request's next page, if some tier has it; else empty."""
         tokens = min(request.lookup_end, request.context.seq_len + self._config.page_size)
         return self._block_manager.lookup_tiers(request.context, tokens)
 
     def begin(self, request: Request) -> None:
-        """Nothing more is restored: what is still without KV is computed. A request without such tokens is finished."""
+        """End restoring: tokens that still have no KV are computed. A request without such tokens is finished."""
         request.restoring = False
         context = request.context
         held = context.committed_pages + context.working_pages
@@ -86,10 +87,10 @@ class PageRestoration:
         # The last token is always computed, for its logits; if its KV is already there, without writing it again.
         if request.next_position == request.dispatch_end and request.compute_to is None:
             request.next_position -= 1
-            if request.computed_tokens is None and request.restored_tokens:  # it came back last: do not count it twice
+            if request.computed_tokens is None and request.restored_tokens:  # it was restored: do not count it twice
                 request.restored_tokens -= 1
                 self.tokens_restored -= 1
-        request.custom_mask_rows = {*request.forward.outputs, *context.marks}
+        request.custom_mask_rows = {*request.forward.outputs, *context.attention_overrides}
         if request.computed_tokens is None:
             request.computed_tokens = request.rows_ready
             self.tokens_cached += request.resident_tokens

@@ -1,8 +1,8 @@
 """Scheduler: which requests run, which rows the next step has, and what a finished step changes.
 
-It decides, calls nobody back and never touches the device. What it decides it returns as data (`scheduler_output`),
-and the engine core carries that out. It asks the cache for cached prefixes before any compute, and for pages before
-any row. One thread.
+The scheduler decides. It calls nobody back and never touches the device: it returns its decisions as data
+(`scheduler_output`), and the engine core carries them out. It looks for cached prefixes before anything is computed,
+and takes pages before any row is scheduled. Called on the step thread.
 
     submit ──▶ queue ──admit──▶ running ──▶ ended
                  ▲                │
@@ -10,9 +10,9 @@ any row. One thread.
 
 Each part has a module of its own:
 
-    queue            who is next                            admission   who begins to run, and what gives way for that
-    active_requests  who waits and who runs                 restore     pages that come back from other tiers
-    page_budget      pages that may still be given away     deadlines   who cannot be in time
+    queue            which request is next                  admission   which requests begin to run, and preemption
+    active_requests  which requests wait and run            restore     pages that come back from other tiers
+    page_budget      pages that can still be promised       deadlines   which requests cannot be in time
     drafts           guessed tokens                         forecast    how long requests take
 
 A full queue is shared: the tenant with most requests in it gives up its latest one for a tenant that has fewer.
@@ -52,6 +52,7 @@ class Scheduler:
         cache: ContextCache,
         block_manager: BlockManager,
         config: EngineConfig,
+        model_id: str,
         smallest_step_rows: int,
         max_forward_rows: int,
         max_forward_outputs: int,
@@ -59,7 +60,7 @@ class Scheduler:
     ) -> None:
         """`smallest_step_rows`: rows of the smallest step that is compiled; `max_forward_…`: of a custom-mask forward.
 
-        `clock` is the clock of deadlines, in seconds.
+        `model_id` is the model's name in what events report of contexts. `clock` is the clock of deadlines, in seconds.
         """
         self.num_in_flight = 0  # steps that were made and whose results have not been processed
         self._cache = cache
@@ -69,7 +70,7 @@ class Scheduler:
         self._max_forward_rows = max_forward_rows
         self._max_forward_outputs = max_forward_outputs
         self._clock = clock
-        self._active = ActiveRequests(cache, block_manager, config.max_batch)
+        self._active = ActiveRequests(cache, block_manager, config.max_batch, model_id)
         self.running = self._active.running
         self.writers = self._active.writers
         self._budget = PageBudget(cache, block_manager, self.running)
@@ -117,7 +118,7 @@ class Scheduler:
 
     @property
     def step_costs(self) -> StepCosts:
-        """What steps took until now, by which deadlines are judged."""
+        """How long steps took until now. Forecasts are made from it."""
         return self._deadlines.forecast.costs
 
     def writer_of(self, context: Context) -> Request | None:
@@ -150,7 +151,7 @@ class Scheduler:
     # Requests come, change and go.
 
     def submit(self, request: Request) -> Sequence[SchedulerEvent]:
-        """Queue a request. Returns events: another tenant's latest request may have failed to make place for it.
+        """Queue a request. Returns events: in a full queue, another tenant's latest request may have failed for it.
 
         Raises ResourceExhausted (NEVER_FITS, DEADLINE_UNREACHABLE or QUEUE_FULL), and then nothing has changed.
         """
@@ -169,7 +170,7 @@ class Scheduler:
         return self._active.take_events()
 
     def _find_queue_victim(self, request: Request) -> Request | None:
-        """In a full queue: the latest request of a tenant that has more in it than this one's tenant would have."""
+        """The latest request of the tenant that has most waiting ones, if this request's tenant would have fewer."""
         tenant, longest = self._active.queue.longest(request.priority)
         own = sum(not each.runs and each.tenant == request.tenant for each in self.writers.values())
         if tenant == request.tenant or longest <= own + 1:
@@ -181,7 +182,7 @@ class Scheduler:
         self._active.end(request)
 
     def observe_output(self, request: Request) -> None:
-        """An output has ended by itself: outputs like it may have about as many tokens."""
+        """Learn the length of an output that has ended by itself: similar outputs may have about as many tokens."""
         self._deadlines.observe_output(request)
 
     def review(self, now: float) -> Sequence[SchedulerEvent]:
@@ -190,18 +191,18 @@ class Scheduler:
         return self._active.take_events()
 
     def reprioritise(self, context: Context) -> None:
-        """The context's priority has changed: a request of it that waits moves to its new class."""
+        """After a change of the context's priority: move its waiting request in the queue."""
         request = self.writers.get(context)
         if request is not None and self._active.queue.remove(request):
             self._active.queue.push(request)
         self.reconsider()
 
     def reconsider(self) -> None:
-        """Something changed that may let the head of the queue in, such as another context that may be suspended."""
+        """After a change that may let the head of the queue be admitted, such as another suspendable context."""
         self._active.note_change()
 
     def claim_pages(self, pages: int) -> Claim:
-        """Make pages claimable that no running request was promised, by suspending contexts if need be."""
+        """Make so many pages claimable, beside those promised to running requests, by suspending contexts if needed."""
         return self._budget.claim(pages)
 
     def take_events(self) -> Sequence[SchedulerEvent]:
@@ -218,7 +219,7 @@ class Scheduler:
         """
         self._admission.admit()
         self._restoration.restore(self._is_idle(), ready)
-        batch = self._next_batch()
+        batch = self._make_batch()
         if batch is not None:
             self.num_in_flight += 1
             self._sent_at.append(self._clock())
@@ -226,21 +227,21 @@ class Scheduler:
         return SchedulerOutput(batch, self._active.take_slots_to_load(), self._active.take_events())
 
     def process_output(self, batch: Batch) -> list[ScheduledRequest]:
-        """Book a finished step into the contexts; returns the scheduled requests that still want the step's result."""
+        """Mark the rows of a finished step as computed; returns the requests in it whose run has not ended since."""
         self.num_in_flight -= 1
         self._measure(batch)
-        live = [each for each in batch.scheduled if each.epoch == each.request.epoch]
+        live = [each for each in batch.scheduled if each.run_number == each.request.run_number]
         for scheduled in live:
             request = scheduled.request
             context, rows = request.context, scheduled.rows - len(scheduled.drafts)
-            # None, where a row only computed logits of a token that had its KV.
+            # 0 if the row only computed the logits of a token that had its KV.
             computed = scheduled.position + rows - context.seq_len
             self._cache.mark_computed(context, computed, hold=request.forward.keep_working)
             self._tokens_computed += rows
         return live
 
     def update_acceptance(self, scheduled: ScheduledRequest, accepted: int) -> None:
-        """So many drafts of a processed step were right: its request goes on behind them."""
+        """Note that `accepted` drafts of a processed step were right: its request continues after them."""
         request = scheduled.request
         self._tokens_drafted += len(scheduled.drafts)
         self._tokens_accepted += accepted
@@ -257,14 +258,15 @@ class Scheduler:
             return False
         return not any(request.rows_ready and not request.backpressured for request in self.running)
 
-    def _next_batch(self) -> Batch | None:
+    def _make_batch(self) -> Batch | None:
+        """The next step, or None. Custom-mask and standard steps take turns."""
         self._custom_mask_next = not self._custom_mask_next
         if self._custom_mask_next:
             return self._custom_mask_batch() or self._standard_batch()
         return self._standard_batch() or self._custom_mask_batch()
 
     def _custom_mask_batch(self) -> Batch | None:
-        """Custom-mask rows of the first running request that has any: as many as one compiled forward holds."""
+        """A step of custom-mask rows, of the first running request that has any; as many as one forward holds."""
         for request in self.running:
             rows = request.next_custom_mask_rows(self._max_forward_rows)
             if rows and not request.backpressured:
@@ -278,9 +280,9 @@ class Scheduler:
         return None
 
     def _standard_batch(self) -> Batch | None:
-        """Standard rows of all running requests, as many as one step holds."""
+        """A step of standard rows, of all running requests; as many as one step holds."""
         drafts = self._propose_drafts()
-        if drafts and self.num_in_flight:  # what is guessed must follow the tokens that are still on the device
+        if drafts and self.num_in_flight:  # drafts must follow the tokens that are still on the device
             return None
         row_limit = self._config.max_batch_tokens
         batch: list[ScheduledRequest] = []
@@ -297,7 +299,7 @@ class Scheduler:
         return Batch(batch, row) if batch else None
 
     def _propose_drafts(self) -> Mapping[Request, Sequence[int]]:
-        """Guesses for the rows that would pad the next step, if all of its requests are decoding."""
+        """Drafts by request, for the rows that would pad the next step, if all of its requests are decoding."""
         ready = [each for each in self.running if each.next_standard_rows(1) and not each.backpressured]
         spare = self._config.padding(len(ready))
         if not spare or not all(request.is_decoding for request in ready):
@@ -315,7 +317,11 @@ class Scheduler:
         output_positions: Sequence[int] = (),
         drafts: Sequence[int] = (),
     ) -> ScheduledRequest:
-        """Give the request's next `rows` rows and its drafts to the step that is made, with pages for their KV."""
+        """The request's next `rows` rows, and its drafts, as a part of the step that is made; its progress moves on.
+
+        Gives the context pages for their KV. `output_positions` are those of a custom-mask forward. In a standard step
+        the last known token and the drafts after it are sampled.
+        """
         position = request.next_position
         rows += len(drafts)
         request.dispatch_end += len(drafts)
@@ -323,16 +329,20 @@ class Scheduler:
         self._grow(request, position + rows)
         request.next_position += rows
         if request.next_position == request.dispatch_end and request.samples_left > 0:
-            output_positions = range(request.next_position - 1 - len(drafts), request.next_position)
-            request.samples_left -= 1
-            # The next row's token exists, if only on the device; behind drafts it is not known which one it is.
-            request.dispatch_end += request.samples_left > 0 and not drafts
+            output_positions = _take_samples(request, len(drafts))
         return ScheduledRequest(
-            request, request.epoch, first_row, rows, position, output_positions, sample_offset, drafts
+            request=request,
+            run_number=request.run_number,
+            first_row=first_row,
+            rows=rows,
+            position=position,
+            output_positions=output_positions,
+            sample_offset=sample_offset,
+            drafts=drafts,
         )
 
     def _grow(self, request: Request, tokens: int) -> None:
-        """Working pages for the first so many tokens of the request's context, out of those that it was promised."""
+        """Give the request's context working pages for its first `tokens` tokens, out of the promised pages."""
         context = request.context
         pages_before = context.working_pages
         self._cache.grow(context, tokens - context.seq_len)
@@ -341,7 +351,7 @@ class Scheduler:
         request.reserved_pages -= taken
 
     def _measure(self, batch: Batch) -> None:
-        """A step is done: learn what it took, from when it was made or from when the step before it was done."""
+        """Learn how long a step took, from when it was made, or from when the step before it was done, if later."""
         now = self._clock()
         seconds = now - max(self._sent_at.popleft(), self._processed_at)
         self._processed_at = now
@@ -355,6 +365,14 @@ class Scheduler:
         self._deadlines.observe_step(
             now, seconds, decoding=decoding, tokens=tokens, prompt_rows=batch.rows - decoding_rows
         )
+
+
+def _take_samples(request: Request, drafts: int) -> range:
+    """The positions that are sampled in the step that has the request's last row and `drafts` drafts behind it."""
+    request.samples_left -= 1
+    if request.samples_left > 0 and not drafts:
+        request.dispatch_end += 1  # the next token will be on the device; after drafts it is unknown where it is
+    return range(request.next_position - 1 - drafts, request.next_position)
 
 
 def _is_prefilling(request: Request) -> bool:

@@ -15,6 +15,7 @@ from jaxctx.cache.context_cache import Context
 from jaxctx.engine.core.forward_pass import needs_logits
 from jaxctx.engine.core.request import Request
 from jaxctx.errors import JaxctxError
+from jaxctx.types import ContextInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class ScheduledRequest:
     """The rows of one request in one step."""
 
     request: Request
-    epoch: int  # of the request when the step was made; if it has another one now, the results are ignored
+    run_number: int  # of the request when the step was made; the results count only if it still has this one
     first_row: int  # in the step
     rows: int
     position: int  # token index of the first row
@@ -54,6 +55,7 @@ class RequestFinished:
     """A request that ended without a row: once its pages were restored, nothing was left to compute."""
 
     request: Request
+    context: ContextInfo  # its context when it ended: a later event of the same call may suspend it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class RequestFailed:
 
     request: Request
     error: JaxctxError
-    never_ran: bool  # it was refused before it ran: its context is to be as it was before
+    never_ran: bool  # whether it was refused before it ran; then its context must become as it was before
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is reported of a snapshot and of a publication."""
+"""The descriptions of snapshots and publications that callers get."""
 
 from jaxctx.cache.context_cache import Context
 from jaxctx.engine.contexts.info import expiry

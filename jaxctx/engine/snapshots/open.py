@@ -88,22 +88,34 @@ class SnapshotOpener:
         reader = await complete_or_undo(asyncio.to_thread(self._store.open, version), SnapshotReader.close)
         thread = ThreadPoolExecutor(1, "jaxctx-read")
         free_pages = threading.Semaphore(READ_AHEAD)
-
-        def restore() -> Context:
-            restored = self._contexts.restore(caller, request, version, reader.lineage)
-            made.append(restored.context)
-            pages = reader.read([page.number for page in restored.missing])
-            for page in restored.missing:  # the host slot alone has the page: its memory goes when that was loaded
-                data = thread.submit(_read_next, pages, self._runner, free_pages)
-                self._contexts.stage_page(page, data, on_drop=free_pages.release)
-            return restored.context
-
         try:
-            return await self.resume(caller, await self._loop.call(restore))
+            context = await self._loop.call(
+                self._restore_stored, caller, request, version, reader, thread, free_pages, made
+            )
+            return await self.resume(caller, context)
         finally:
             thread.shutdown(wait=False, cancel_futures=True)
             free_pages.release()  # for the one read that waits
             await asyncio.to_thread(reader.close)
+
+    def _restore_stored(
+        self,
+        caller: Caller,
+        request: OpenRequest,
+        version: SnapshotVersion,
+        reader: SnapshotReader,
+        thread: ThreadPoolExecutor,
+        free_pages: threading.Semaphore,
+        made: list[Context],
+    ) -> Context:
+        """On the step thread: make the context, and have `thread` read the pages that no tier has."""
+        restored = self._contexts.restore(caller, request, version, reader.lineage)
+        made.append(restored.context)
+        pages = reader.read([page.number for page in restored.missing])
+        for page in restored.missing:  # only the host slot has the page: its memory is freed when the page is loaded
+            data = thread.submit(_read_next, pages, self._runner, free_pages)
+            self._contexts.stage_page(page, data, on_drop=free_pages.release)
+        return restored.context
 
     async def resume(self, caller: Caller, context: Context) -> FillResult:
         """Bring back, or compute, all tokens of a context that had KV."""

@@ -1,8 +1,8 @@
 """Saving a context as a snapshot, beside the steps.
 
-The context is forked into one that nobody else sees, so that it goes on at once. The pages of a durable snapshot leave
-the device in chunks between steps and are written by threads. Runs on the caller's event loop; everything slow runs
-elsewhere.
+The context is forked into a hidden context, so that it can be used again at once. The pages of a durable snapshot leave
+the device in chunks between steps and are written by threads. Runs on the caller's event loop; everything slow runs on
+threads.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name
 from jaxctx.store import SnapshotStore, SnapshotVersion, SnapshotWriter
 from jaxctx.types import SaveRequest
 
-WRITE_AHEAD = 64  # pages that are asked for at once; the step thread may give fewer
+WRITE_AHEAD = 64  # pages that are requested at once; the step thread may give fewer
 
 
 class SnapshotSaver:
@@ -36,7 +36,7 @@ class SnapshotSaver:
         self._store = store
         self._contexts = contexts
         self._quotas = quotas
-        # By what identifies a save; None: what it will store is not known yet. They count for the tenant's quota.
+        # By the id of the save; None: it is not known yet what it will store. Saves in progress count for quotas.
         self._under_way: dict[object, SnapshotVersion | None] = {}
 
     @property
@@ -61,7 +61,7 @@ class SnapshotSaver:
     async def _save(
         self, caller: Caller, request: SaveRequest, saving: object, hidden: list[Context]
     ) -> SnapshotVersion:
-        """Fork, check quotas, then store. `hidden` gets what is to be dropped, whatever happens."""
+        """Fork, check quotas, then store. `hidden` gets the fork, which the caller must drop in any case."""
 
         def fork() -> Context:  # on the step thread: even if the caller leaves now, the fork is not forgotten
             hidden.append(self._contexts.fork_hidden(caller, request.context_id))

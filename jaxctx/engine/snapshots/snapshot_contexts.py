@@ -1,6 +1,6 @@
 """The step thread's part of snapshots: contexts that snapshots hold, and contexts that are made of snapshots.
 
-A snapshot in memory is held by a *hidden fork*: a context of a hidden tenant that nobody lists and that never changes.
+A snapshot in memory is held by a *hidden fork*: a context of a hidden tenant that is never listed and never changes.
 A save begins with one, so that the context itself goes on at once. Every method is called on the step thread and
 returns at once; `save` and `open` do what takes time.
 """
@@ -29,7 +29,7 @@ from jaxctx.types import OpenRequest, SaveRequest
 class MissingPage:
     """A page of a restored context that must come from the store."""
 
-    number: int  # its place among the pages of the context, from 0
+    number: int  # index among the pages of the context, from 0
     host_slot: int  # where its data is expected
 
 
@@ -69,7 +69,7 @@ class SnapshotContexts:
     def describe_version(
         self, caller: Caller, request: SaveRequest, hidden: Context, saving: object
     ) -> SnapshotVersion:
-        """What the snapshot index will say of a hidden fork; `saving` identifies the save until it has a number."""
+        """The version of a hidden fork for the snapshot index; `saving` identifies the save until it has a number."""
         tokens_with_kv = hidden.computed if hidden.suspended else hidden.seq_len
         pages = -(-tokens_with_kv // hidden.page_size)
         return SnapshotVersion(
@@ -104,7 +104,7 @@ class SnapshotContexts:
             working_tokens=hidden.working_tokens,
             manual_commit=hidden.manual_commit,
             tokens=hidden.tokens(),
-            marks=hidden.marks,
+            attention_overrides=hidden.attention_overrides,
         )
 
     def read_pages(self, hidden: Context, numbers: Sequence[int]) -> list[jax.Array]:
@@ -136,7 +136,8 @@ class SnapshotContexts:
     ) -> RestoredContext:
         """A context of a stored record, and the pages that it needs from the store.
 
-        Raises FailedPrecondition (MODEL_MISMATCH) if the stored pages are of no use here and were not to be recomputed.
+        Raises FailedPrecondition (MODEL_MISMATCH) if the stored pages cannot be used here, and the request does not
+        allow to recompute them.
         """
         usable = self._pages_are_usable(record)
         if not usable and not request.recompute:
@@ -146,7 +147,9 @@ class SnapshotContexts:
             raise FailedPrecondition(f"of {len(record.tokens)} tokens; here a context holds at most {longest}")
         context = self.contexts.make_empty(caller, request.context_id, record.salt, record.manual_commit)
         self.contexts.begin_opened(context, request, _snapshot_name(version))
-        overrides = [record.marks.get(index, b"") for index in range(len(record.tokens))] if record.marks else ()
+        overrides: list[bytes] = []
+        if record.attention_overrides:
+            overrides = [record.attention_overrides.get(index, b"") for index in range(len(record.tokens))]
         self.cache.append(context, record.tokens, overrides)
         slots = self.cache.offload(context, record.seq_len, record.committed_pages)
         if not usable:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 async def complete_or_undo(make: Coroutine[Any, Any, T], undo: Callable[[T], object]) -> T:
     """The result of `make`, which runs to its end even if the caller is cancelled.
 
-    Then `undo` is called with the result, on a thread of its own: nobody else has it.
+    Then `undo` is called with the result, on a thread of its own: no other code has it.
     """
 
     async def abandon() -> None:
@@ -29,6 +29,6 @@ async def complete_or_undo(make: Coroutine[Any, Any, T], undo: Callable[[T], obj
 
 
 async def refresh_name(store: SnapshotStore, tenant: str, name: str) -> None:
-    """Let the store learn what other processes made of a name until now. Where nothing is durable, nobody else can."""
+    """Let the store read the changes of a name by other processes. Only a durable store can have any."""
     if store.durable:
         await asyncio.to_thread(store.refresh_name, tenant, name)

@@ -1,9 +1,9 @@
-"""What a `tokenizer.json` may ask of whoever loads it and of every text that goes through it.
+"""Bounds on the work that a `tokenizer.json` causes, when it is loaded and for every text that it encodes.
 
-It is data, and yet it decides how much work a text is: steps that each double what they are given, an expression that
-tries every way to cut a text into pieces. `refuse_explosive` looks for that in the file before the `tokenizers`
-library sees it; `refuse_slow` then has the tokenizer read a few short texts. Neither says that a tokenizer is a good
-one. Called when a model is loaded; by nobody else.
+The file is data, and yet it decides how much work a text takes: it may have steps that each double their input, or an
+expression that tries every way to cut a text into pieces. `refuse_explosive` looks for such things in the file before
+the `tokenizers` library loads it; `refuse_slow` then encodes a few short texts. A tokenizer that passes both may still
+be a bad one. Called only when a model is loaded.
 """
 
 import base64
@@ -33,7 +33,8 @@ MAX_CHOICES = 10  # repeats one after another that each may match more or less; 
 PROBE_LENGTH = 4096  # characters; where time is the third power of the length, this takes minutes
 PROBE_S = 15.0  # for all probes together: published tokenizers take a tenth of a second
 
-# By how much a step of this type can grow a text in UTF-8. A letter becomes up to 11 (NFKC of U+FDFA), a byte two.
+# The factor by which a step of this type can grow a text in UTF-8. A letter becomes up to 11 (NFKC of U+FDFA), a byte
+# two.
 GROWTH = {
     "NFKC": 11,
     "NFKD": 11,
@@ -54,7 +55,7 @@ JsonObject = Mapping[str, Any]
 
 
 def refuse_explosive(path: Path) -> JsonObject:
-    """Read the file; returns what is in it. Raises CheckpointError naming the file and the key that asks too much."""
+    """The content of the file. Raises CheckpointError with the file and the key whose value is too large."""
     if not path.is_file():
         why = "not a file" if path.exists() else "missing; the tokenizer must be in the `tokenizers` format"
         raise CheckpointError(f"{path.name}: {why}")
@@ -75,25 +76,16 @@ def refuse_explosive(path: Path) -> JsonObject:
 
 
 def refuse_slow(backend: tokenizers.Tokenizer, raw: JsonObject, file: str) -> None:
-    """Have the tokenizer read texts that are cheap for a sound one. They go by the letters of its own patterns.
+    """Encode probe texts, made of the letters of the tokenizer's own patterns. A sound tokenizer does it quickly.
 
-    Raises CheckpointError, naming the file, if it breaks down, makes no token of any of them, or takes longer than
-    PROBE_S. A thread that is still at it cannot be stopped; it holds neither the interpreter nor the process's end.
+    Raises CheckpointError, naming the file, if the tokenizer breaks down, makes no token of any text, or takes longer
+    than PROBE_S. A thread that still encodes cannot be stopped; it blocks neither the interpreter nor the exit.
     """
     found: list[int] = []
     failed: list[BaseException] = []
-
-    def read() -> None:
-        for text in _probes(raw):
-            try:
-                found.append(len(backend.encode_batch_fast([text])[0].ids))
-            except Exception:  # it has no entry for some letter, and says so: that is for whoever sends such a text
-                continue
-            except BaseException as error:  # a panic of the library
-                failed.append(error)
-                return
-
-    thread = threading.Thread(target=read, name="tokenizer-probe", daemon=True)
+    thread = threading.Thread(
+        target=_encode_probes, args=(backend, raw, found, failed), name="tokenizer-probe", daemon=True
+    )
     thread.start()
     thread.join(PROBE_S)
     if thread.is_alive():
@@ -102,6 +94,20 @@ def refuse_slow(backend: tokenizers.Tokenizer, raw: JsonObject, file: str) -> No
         raise CheckpointError(f"{file}: breaks down on a text of {PROBE_LENGTH} characters: {failed[0]}") from failed[0]
     if not any(found):
         raise CheckpointError(f"{file}: model.vocab: no entry is of any use: plain texts make no token")
+
+
+def _encode_probes(
+    backend: tokenizers.Tokenizer, raw: JsonObject, found: list[int], failed: list[BaseException]
+) -> None:
+    """Encode the probes: the number of tokens of each goes to `found`, an error that is a panic to `failed`."""
+    for text in _probes(raw):
+        try:
+            found.append(len(backend.encode_batch_fast([text])[0].ids))
+        except Exception:  # it has no entry for some letter: only texts with this letter will fail
+            continue
+        except BaseException as error:  # a panic of the library
+            failed.append(error)
+            return
 
 
 def _probes(raw: JsonObject) -> Iterator[str]:

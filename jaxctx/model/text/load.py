@@ -1,6 +1,6 @@
-"""What a checkpoint says about its text, read from the files beside its weights."""
+"""Loads the text side of a checkpoint (tokenizer, chat template, special tokens) from the files beside its weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -52,21 +52,28 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
         _check_fits(tokenizer, shape.vocab_size)
     special = {name: token.content for name, token in named.items() if name in NAMES}
     template = _template(path, settings)
-
-    def ids(kind: str, of_the_class: Sequence[int]) -> tuple[int, ...]:
-        """Of this kind of token ("bos", "eos"), by the first file that names any, else the default of the family."""
-        declared = generation.token_ids(f"{kind}_token_id") or config.token_ids(f"{kind}_token_id")
-        token = special.get(f"{kind}_token")
-        found = None if token is None else tokenizer.token_id(token)
-        return declared or (tuple(of_the_class) if found is None else (found,))
-
-    bos = () if shape is None or shape.bos_token_id is None else (shape.bos_token_id,)
+    bos_ids = _declared_ids("bos", generation, config) or _special_ids(tokenizer, special.get("bos_token"))
+    eos_ids = _declared_ids("eos", generation, config) or _special_ids(tokenizer, special.get("eos_token"))
+    if shape is not None:  # the defaults of the model family
+        bos_ids = bos_ids or (() if shape.bos_token_id is None else (shape.bos_token_id,))
+        eos_ids = eos_ids or tuple(shape.eos_token_ids)
     return ModelText(
         tokenizer=tokenizer,
         chat_template=None if template is None else ChatTemplate(template, special_tokens=special, clock=clock),
-        bos_id=next(iter(ids("bos", bos)), None),
-        eos_ids=ids("eos", () if shape is None else shape.eos_token_ids),
+        bos_id=next(iter(bos_ids), None),
+        eos_ids=eos_ids,
     )
+
+
+def _declared_ids(kind: str, generation: Reader, config: Reader) -> tuple[int, ...]:
+    """Ids of this kind of token ("bos", "eos") from the first file that declares any; empty if none does."""
+    return generation.token_ids(f"{kind}_token_id") or config.token_ids(f"{kind}_token_id")
+
+
+def _special_ids(tokenizer: Tokenizer, token: str | None) -> tuple[int, ...]:
+    """The id of a special token; empty if there is no such token."""
+    found = None if token is None else tokenizer.token_id(token)
+    return () if found is None else (found,)
 
 
 def _check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:

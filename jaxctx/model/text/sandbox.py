@@ -1,13 +1,13 @@
-"""Sandbox: Jinja's own, in which work is bounded too, as a model's template may be anybody's.
+"""Sandbox: Jinja's own sandbox, which also bounds work, because anybody may have written a model's template.
 
-Jinja keeps a template from attributes that Python hides and from changing its arguments. Here besides, one rendering
-has so much processor time and may make so many bytes; each value that it makes is bounded, before it is made where it
-could be larger than what it is made of. The time is looked at wherever a template does something: at each call, filter,
-test, comparison, operator and turn of a loop. Between two looks there is only what is fast on bounded values.
+Jinja keeps a template from attributes that Python hides and from changing its arguments. Here, one rendering also has a
+limit on processor time and on the bytes that it makes. Each value that it makes has a size limit; where a value could
+be larger than its parts, the limit is checked before the value is made. The time is checked at each call, filter, test,
+comparison, operator and iteration of a loop. Between two checks there is only what is fast on bounded values.
 
-    source ──parse──▶ tree ──guarded──▶ tree whose loops, comparisons, slices and `~` ask this sandbox ──▶ code
+    source ──parse──▶ tree ──guarded──▶ tree whose loops, comparisons, slices and `~` call this sandbox ──▶ code
 
-Nothing is stopped from outside: neither a thread nor a process is left behind.
+A rendering stops itself: no thread or process has to be ended from outside.
 """
 
 import json
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -30,23 +31,24 @@ import jinja2.visitor
 
 from jaxctx.errors import InvalidArgument
 
-CPU_S = 1.0  # of one rendering; the longest conversations that a request can hold take a tenth
-LONGEST = 1_000_000  # characters of one value, and as many as REPEATS times all messages
-MADE = 64_000_000  # bytes of all that a template makes, and as many as MADE_REPEATS times a character of the messages
+CPU_S = 1.0  # processor time of one rendering; the longest conversations that a request can hold take a tenth
+LONGEST = 1_000_000  # characters of one value, plus REPEATS for each character of the messages
+MADE = 64_000_000  # bytes of all values that a template makes, plus MADE_REPEATS for each character of the messages
 REPEATS, MADE_REPEATS = 4, 64
-ELEMENT = 8  # characters that an element of a list counts as beside its own
-LIST_ELEMENT = 16  # bytes of one, where most are held elsewhere too
-MOST_BITS = 4096  # of a whole number
+ELEMENT = 8  # characters that an element of a list counts, beside its own characters
+LIST_ELEMENT = 16  # bytes that an element of a list counts: most elements are held elsewhere too
+MAX_BITS = 4096  # of a whole number
 WIDEST = 999  # characters that a number is padded to
-SLOW = 100_000  # characters, for what takes a Python call for each word
-MOST_STRIPPED = 1000  # different characters that `strip` looks for, at each character
-LOOK = 8  # steps between two looks at the clock, which takes longer than a step
+MAX_JSON_INDENT = 32  # characters
+SLOW = 100_000  # characters of a value for a filter or method that makes a Python call for each word
+MAX_STRIPPED = 1000  # different characters that `strip` looks for, at each character
+STEPS_PER_CLOCK_CHECK = 8  # reading the clock takes longer than a step
 
 REFUSED_METHODS = {"encode", "translate", "maketrans", "to_bytes", "from_bytes"}
 PADDING = {"center", "ljust", "rjust", "zfill"}
 PARTS = {"split", "rsplit", "splitlines"}
 STRIPS = {"strip", "lstrip", "rstrip", "trim"}
-# Filters that take what is there, or pass on elements that somebody else asks for one by one.
+# Filters that need no check: they take their value as it is, or yield elements one by one as others ask for them.
 PASSING = {
     *("default", "d", "length", "count", "first", "last", "safe", "abs", "float", "items", "attr", "map"),
     *("select", "reject", "selectattr", "rejectattr"),
@@ -71,11 +73,12 @@ class TooMuchWork(InvalidArgument):
 
 
 def refuse(what: str) -> NoReturn:
+    """Raise TooMuchWork: the chat template `what`, such as "takes too long"."""
     raise TooMuchWork.field("messages", f"the chat template {what}")
 
 
 class Work:
-    """What one rendering may still do. Every method raises TooMuchWork."""
+    """The limits of one rendering, and what it has used of them. Every method raises TooMuchWork."""
 
     __slots__ = ("_bytes", "_end", "_steps", "longest")
 
@@ -93,7 +96,7 @@ class Work:
     def tick(self) -> None:
         """Count one step, and check the time limit."""
         self._steps += 1
-        if self._steps % LOOK == 0 and time.thread_time() > self._end:
+        if self._steps % STEPS_PER_CLOCK_CHECK == 0 and time.thread_time() > self._end:
             refuse("takes too long")
 
     def need(self, characters: int) -> None:
@@ -114,8 +117,8 @@ class Work:
         elif isinstance(value, (list, tuple, dict, set, frozenset)):
             size = LIST_ELEMENT * len(value)
         elif isinstance(value, int):
-            if value.bit_length() > MOST_BITS:
-                refuse(f"makes a number beyond {MOST_BITS} bits")
+            if value.bit_length() > MAX_BITS:
+                refuse(f"makes a number beyond {MAX_BITS} bits")
             return value
         else:
             return value
@@ -124,7 +127,7 @@ class Work:
         return value
 
     def expanded(self, *values: Any) -> int:
-        """How many characters values have when all that they hold is written out, again wherever it is held again."""
+        """How many characters values have when they are written out; an element held twice counts twice."""
         found, left = 0, list(values)
         while left:
             value = left.pop()
@@ -135,7 +138,7 @@ class Work:
                 left += value.keys()
                 left += value.values()
             elif isinstance(value, (list, tuple, set, frozenset)):
-                found += ELEMENT * len(value)  # before they are looked at
+                found += ELEMENT * len(value)  # before the elements are visited
                 if found <= self.longest:
                     left += value
             elif isinstance(value, jinja2.utils.Namespace):
@@ -145,12 +148,13 @@ class Work:
         return found
 
     def counted(self, values: Iterable[Any]) -> Iterator[Any]:
+        """The values, each counted as one step."""
         for value in values:
             self.tick()
             yield value
 
     def listed(self, values: Iterable[Any]) -> list[Any]:
-        """All of them, if they are not too many."""
+        """The values as a list, if they are not too many."""
         found = []
         for value in self.counted(values):
             found.append(value)
@@ -160,10 +164,11 @@ class Work:
 
 
 _active = threading.local()
-_UNBOUNDED = Work(float("inf"))  # of what Jinja computes as it compiles: constants, none of which can grow
+_UNBOUNDED = Work(float("inf"))  # for constants that Jinja computes while it compiles: none of them can grow
 
 
 def _work() -> Work:
+    """The limits of the rendering on this thread."""
     work: Work = getattr(_active, "work", _UNBOUNDED)
     return work
 
@@ -189,16 +194,16 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(finalize=_finalize, **options)
-        self.globals.pop("lipsum")  # writes as many words as it is asked for
+        self.globals.pop("lipsum")  # it writes any number of words
 
     @property
     def tick(self) -> bool:
-        """Count one turn of a template's loop; always True."""
+        """Count one iteration of a template's loop; always True."""
         _work().tick()
         return True
 
     def compiled(self, source: str) -> jinja2.Template:
-        """A template. Raises what Jinja and Python do for one that is none."""
+        """The template of this source. Raises what Jinja and Python raise for a source that is no template."""
         tree = _Guarded().visit(self.parse(source))
         tree.set_environment(self)
         return self.template_class.from_code(self, self.compile(tree), self.globals.copy())
@@ -206,7 +211,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         work, owner = _work(), getattr(__obj, "__self__", None)
         work.tick()
-        if owner is __self:  # one of the below
+        if owner is __self:  # one of the methods below, which guarded templates call
             return __obj(*args)
         if isinstance(owner, BUILT_IN) or owner in BUILT_IN:
             args = _checked_arguments(work, owner, __obj.__name__, args, kwargs)
@@ -220,8 +225,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "*":
             _check_product(work, left, right)
         elif operator == "**":
-            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MOST_BITS:
-                refuse(f"makes a number beyond {MOST_BITS} bits")
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_BITS:
+                refuse(f"makes a number beyond {MAX_BITS} bits")
         elif operator == "%" and isinstance(left, str):
             _check_percent(work, left, right)
         elif operator == "+" and isinstance(left, str) and isinstance(right, str):
@@ -283,14 +288,14 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Guarded(jinja2.visitor.NodeTransformer):
-    """A tree, with calls of the sandbox in place of what it would not learn of."""
+    """Replaces operations that Jinja compiles without asking the sandbox by calls of the sandbox's methods."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802 - jinja2 names it
         self.generic_visit(node)
-        look = jinja2.nodes.EnvironmentAttribute("tick")
-        node.body = [jinja2.nodes.ExprStmt(look, lineno=node.lineno), *node.body]
+        tick = jinja2.nodes.EnvironmentAttribute("tick")
+        node.body = [jinja2.nodes.ExprStmt(tick, lineno=node.lineno), *node.body]
         if node.test is not None:
-            node.test = jinja2.nodes.And(look, node.test, lineno=node.lineno)
+            node.test = jinja2.nodes.And(tick, node.test, lineno=node.lineno)
         return node
 
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802
@@ -323,89 +328,159 @@ def _call(name: str, values: Sequence[jinja2.nodes.Expr], lineno: int) -> jinja2
 
 
 def sandbox(**options: Any) -> Sandbox:
-    """An environment whose filters and tests are bounded as well."""
+    """An environment whose filters and tests are bounded too."""
     environment, plain = Sandbox(**options), Sandbox()
-    # As models were trained on it; Jinja's own filter escapes for HTML.
+    # Models were trained with this one; Jinja's own filter escapes for HTML.
     plain.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     for name in plain.filters:
         environment.filters[name] = _bounded_filter(plain, name)
     for name, test in plain.tests.items():
-        if name not in ("filter", "test"):  # these want the environment, and only look something up
+        if name not in ("filter", "test"):  # these two take the environment, and only look something up
             environment.tests[name] = _bounded_test(cast(Callable[..., Any], test))
     return environment
 
 
 def _bounded_filter(plain: Sandbox, name: str) -> Callable[..., Any]:
-    @jinja2.pass_context  # so that none is computed ahead, when the template is compiled
-    def bounded(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        work = _work()
-        work.tick()
-        if isinstance(value, Iterator):
-            value = work.counted(value)
-        if name not in PASSING:
-            value, args = _checked_filter(work, name, value, args, kwargs)
-        if name == "sum":
-            return _sum(plain, context, value, *args, **kwargs)
-        return work.keep(plain.call_filter(name, value, args, kwargs, context=context))
+    """The filter of this name, with its arguments and its result charged against the limits."""
+    # With a context, no filter is computed while the template is compiled.
+    return jinja2.pass_context(partial(_run_filter, plain, name))
 
-    return bounded
+
+def _run_filter(plain: Sandbox, name: str, context: Any, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Apply the filter of this name in `plain`, charged against the limits."""
+    work = _work()
+    work.tick()
+    if isinstance(value, Iterator):
+        value = work.counted(value)
+    if name not in PASSING:
+        value, args = _checked_filter(work, name, value, args, kwargs)
+    if name == "sum":
+        return _sum(plain, context, value, *args, **kwargs)
+    return work.keep(plain.call_filter(name, value, args, kwargs, context=context))
 
 
 def _bounded_test(test: Callable[..., Any]) -> Callable[..., Any]:
-    def bounded(*args: Any) -> Any:
-        work = _work()
-        work.tick()
-        if any(isinstance(each, (list, tuple)) for each in args):
-            work.expanded(*args)
-        return test(*args)
+    """The test, with its arguments charged against the limits."""
+    return partial(_run_test, test)
 
-    return bounded
+
+def _run_test(test: Callable[..., Any], /, *args: Any) -> Any:
+    """Apply a test, charged against the limits."""
+    work = _work()
+    work.tick()
+    if any(isinstance(each, (list, tuple)) for each in args):
+        work.expanded(*args)
+    return test(*args)
+
+
+@dataclass(frozen=True, slots=True)
+class _FilterCall:
+    """One use of a filter: `value | name(*args, **kwargs)`."""
+
+    value: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    argument_size: int  # characters of the arguments, written out
+    size: int  # characters of value and arguments, written out
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """All arguments, those by name last."""
+        return (*self.args, *self.kwargs.values())
 
 
 def _checked_filter(
     work: Work, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The value and arguments of a filter, all of whose elements are there."""
+    """The value and arguments of a filter, with iterators made into lists. Raises TooMuchWork."""
     if isinstance(value, (Iterator, range)) or type(value).__name__ in ("dict_keys", "dict_values", "dict_items"):
         value = work.listed(value)
-    others = (*args, *kwargs.values())
-    beside = work.expanded(*others)
-    size = work.expanded(value) + beside
-    work.need(size * GROWTH.get(name, 1))
-    if name in SLOW_FILTERS:  # an argument may go to each word
-        if size > SLOW:
-            refuse(f"has too much for the filter {name}")
-        work.need(size * (1 + beside))
-    if name in STRIPS:
-        _check_stripped(args)
-    elif name == "format" and isinstance(value, str):
-        _check_percent(work, value, (*args, kwargs))
-    elif name == "replace":
-        _check_replacement(work, str(value), *map(str, [*args[:2], *kwargs.values()][:2]))
-    elif name == "join":
-        between = args[0] if args else kwargs.get("d", "")
-        work.need(size + len(value) * len(str(between)) if hasattr(value, "__len__") else size)
-    elif name == "indent":
-        lines, by = str(value).count("\n") + 1, args[0] if args else kwargs.get("width", 4)
-        work.need(size + lines * (len(by) if isinstance(by, str) else _number(by)))
-    elif name == "tojson":
-        by = kwargs.get("indent", 0) or 0
-        if (len(by) if isinstance(by, str) else _number(by)) > 32:
-            refuse("writes JSON too wide")
-        work.need(size * 6 + size // ELEMENT * (32 + beside))
-    elif name in ("center", "batch", "slice", "truncate"):
-        work.need(max((_number(each) for each in others if isinstance(each, int)), default=0) * ELEMENT)
-    elif name == "round" and any(_number(each) > 100 for each in others if isinstance(each, int)):
-        refuse("rounds to more than 100 digits")
-    elif name == "int" and isinstance(value, str) and len(value) > MOST_BITS:
-        refuse(f"makes a number beyond {MOST_BITS} bits")
+    argument_size = work.expanded(*args, *kwargs.values())
+    call = _FilterCall(value, args, kwargs, argument_size, work.expanded(value) + argument_size)
+    work.need(call.size * GROWTH.get(name, 1))
+    if name in SLOW_FILTERS:
+        _check_slow_filter(work, name, call)
+    check = _FILTER_CHECKS.get(name)
+    if check is not None:
+        check(work, call)
     return value, args
+
+
+def _check_slow_filter(work: Work, name: str, call: _FilterCall) -> None:
+    if call.size > SLOW:
+        refuse(f"has too much for the filter {name}")
+    work.need(call.size * (1 + call.argument_size))  # an argument may be added to each word
+
+
+def _check_strip_filter(work: Work, call: _FilterCall) -> None:
+    _check_stripped(call.args)
+
+
+def _check_format_filter(work: Work, call: _FilterCall) -> None:
+    if isinstance(call.value, str):
+        _check_percent(work, call.value, (*call.args, call.kwargs))
+
+
+def _check_replace_filter(work: Work, call: _FilterCall) -> None:
+    old_and_new = [*call.args[:2], *call.kwargs.values()][:2]
+    _check_replacement(work, str(call.value), *map(str, old_and_new))
+
+
+def _check_join_filter(work: Work, call: _FilterCall) -> None:
+    separator = call.args[0] if call.args else call.kwargs.get("d", "")
+    separators = len(call.value) * len(str(separator)) if hasattr(call.value, "__len__") else 0
+    work.need(call.size + separators)
+
+
+def _check_indent_filter(work: Work, call: _FilterCall) -> None:
+    lines = str(call.value).count("\n") + 1
+    indent = call.args[0] if call.args else call.kwargs.get("width", 4)
+    work.need(call.size + lines * _indent_width(indent))
+
+
+def _check_tojson_filter(work: Work, call: _FilterCall) -> None:
+    if _indent_width(call.kwargs.get("indent", 0) or 0) > MAX_JSON_INDENT:
+        refuse("writes JSON too wide")
+    work.need(call.size * 6 + call.size // ELEMENT * (MAX_JSON_INDENT + call.argument_size))
+
+
+def _check_number_argument(work: Work, call: _FilterCall) -> None:
+    work.need(max((_number(each) for each in call.arguments if isinstance(each, int)), default=0) * ELEMENT)
+
+
+def _check_round_filter(work: Work, call: _FilterCall) -> None:
+    if any(_number(each) > 100 for each in call.arguments if isinstance(each, int)):
+        refuse("rounds to more than 100 digits")
+
+
+def _check_int_filter(work: Work, call: _FilterCall) -> None:
+    if isinstance(call.value, str) and len(call.value) > MAX_BITS:
+        refuse(f"makes a number beyond {MAX_BITS} bits")
+
+
+def _indent_width(indent: Any) -> int:
+    """Characters of an indentation that is given as a text or as a number."""
+    return len(indent) if isinstance(indent, str) else _number(indent)
+
+
+# Checks of single filters, beside the length of value and arguments, which counts for each filter.
+_FILTER_CHECKS: Mapping[str, Callable[[Work, _FilterCall], None]] = {
+    **dict.fromkeys(STRIPS, _check_strip_filter),
+    "format": _check_format_filter,
+    "replace": _check_replace_filter,
+    "join": _check_join_filter,
+    "indent": _check_indent_filter,
+    "tojson": _check_tojson_filter,
+    **dict.fromkeys(("center", "batch", "slice", "truncate"), _check_number_argument),
+    "round": _check_round_filter,
+    "int": _check_int_filter,
+}
 
 
 def _checked_arguments(
     work: Work, owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """Arguments of a method of text, a number or a list, all of whose elements are there."""
+    """The arguments of a method of a built-in value, with iterators made into lists. Raises TooMuchWork."""
     if name in REFUSED_METHODS:
         refuse(f"calls {name}")
     args = tuple(work.listed(each) if isinstance(each, (Iterator, range)) else each for each in args)
@@ -435,8 +510,8 @@ def _checked_arguments(
 
 def _check_product(work: Work, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > MOST_BITS:
-            refuse(f"makes a number beyond {MOST_BITS} bits")
+        if left.bit_length() + right.bit_length() > MAX_BITS:
+            refuse(f"makes a number beyond {MAX_BITS} bits")
         return
     for value, times in ((left, right), (right, left)):
         if isinstance(times, int) and isinstance(value, str):
@@ -451,8 +526,8 @@ def _check_replacement(work: Work, text: str, old: str = "", new: str = "") -> N
 
 
 def _check_stripped(args: Sequence[Any]) -> None:
-    if any(isinstance(each, str) and len(each) > MOST_STRIPPED for each in args):
-        refuse(f"strips more than {MOST_STRIPPED} characters")
+    if any(isinstance(each, str) and len(each) > MAX_STRIPPED for each in args):
+        refuse(f"strips more than {MAX_STRIPPED} characters")
 
 
 def _check_percent(work: Work, pattern: str, values: Any) -> None:
@@ -476,7 +551,7 @@ def _number(value: Any) -> int:
 
 
 def _sum(plain: Sandbox, context: Any, values: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
-    """As the filter, one addition after the other."""
+    """The filter `sum`, with each addition checked."""
     if attribute is not None:
         values = plain.call_filter("map", values, (), {"attribute": attribute}, context=context)
     for value in values:
@@ -485,7 +560,7 @@ def _sum(plain: Sandbox, context: Any, values: Iterable[Any], attribute: Any = N
 
 
 def _finalize(value: Any) -> Any:
-    """What is written into the prompt."""
+    """Check a value that is written into the prompt, and return it."""
     if not isinstance(value, str):
         _work().expanded(value)
     return value

@@ -1,13 +1,13 @@
 """The text of one output as it streams: detokenised as soon as it is certain, and ended by stop strings.
 
 A token's text depends on its neighbours (bytes of one character over several tokens, a leading space that exists only
-inside a text), so a token cannot be decoded alone. A short window is: the tokens of the last text that went out, as
-context, and the tokens pending since.
+inside a text), so a token cannot be decoded alone. Instead a short window is decoded: the tokens of the last text that
+was emitted, as context, and the tokens pending since.
 
     … emitted … [ context | pending ]      text = decode(context + pending) − decode(context)
 
-While the text ends in U+FFFD a character may be unfinished, and it is held back. So is what could still become a stop
-string, and nothing else; so what is found does not depend on how the text was cut into pieces.
+While the text ends in U+FFFD a character may be unfinished, and the text is held back. Text that may still become a
+stop string is held back too, and nothing else. So the result does not depend on how the text was cut into pieces.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from jaxctx.model.text.tokenizer import Tokenizer
 
 BROKEN = "\ufffd"
 PRIMING = 6  # prompt tokens that serve as the first context
-MOST_PENDING = 8  # more tokens without a whole character: some bytes are no character at all
+MAX_PENDING = 8  # more tokens without a whole character: some bytes are no character at all
 CHARACTER = 4  # a character has at most so many bytes, hence tokens
 
 
@@ -37,7 +37,9 @@ class Detokenizer:
         tail = self._visible(prompt)[-PRIMING:]
         parts = [tail[start:] for start in range(len(tail))]
         whole = (part for part in parts if BROKEN not in self._decode(part))
-        self._settle(next(whole, tail))  # the longest that does not begin inside a character; if need be, one that does
+        self._set_context(
+            next(whole, tail)
+        )  # the longest that does not begin inside a character; if need be, one that does
 
     def push(self, ids: Iterable[int]) -> str:
         """Take ids, return what has become certain; never part of a character. Ids must be in the vocabulary.
@@ -50,13 +52,13 @@ class Detokenizer:
         self._pending.append(token)
         text = self._text(self._pending)
         if not text.endswith(BROKEN):
-            self._settle(self._pending)
+            self._set_context(self._pending)
             return text
-        # Let go of all but the last few, cut where what follows does not change what went before.
-        for keep in range(CHARACTER, 2 * CHARACTER) if len(self._pending) > MOST_PENDING else ():
+        # Emit all but the last few tokens, cut where the tokens after the cut do not change the text before it.
+        for keep in range(CHARACTER, 2 * CHARACTER) if len(self._pending) > MAX_PENDING else ():
             certain, rest = self._text(self._pending[:-keep]), self._pending[-keep:]
             if text.startswith(certain):
-                self._settle(self._pending[:-keep])
+                self._set_context(self._pending[:-keep])
                 self._pending = rest
                 return certain
         return ""
@@ -64,21 +66,21 @@ class Detokenizer:
     def finish(self) -> str:
         """The rest; an unfinished character is U+FFFD."""
         text = self._text(self._pending)
-        self._settle(self._pending)
+        self._set_context(self._pending)
         return text
 
     def _visible(self, ids: Iterable[int]) -> list[int]:
         return [token for token in ids if token not in self._tokenizer.special_ids]
 
     def _text(self, pending: list[int]) -> str:
-        """What the pending tokens add to the context's text."""
+        """The text that the pending tokens add to the context's text."""
         both = self._decode(self._context + pending)
         if both.startswith(self._known):
             return both[len(self._known) :]
         # The pending bytes changed how the context's are read, so these do not belong together.
         return self._decode(pending)
 
-    def _settle(self, context: list[int]) -> None:
+    def _set_context(self, context: list[int]) -> None:
         """Make `context` the context, with nothing pending."""
         if context:
             self._context, self._known = context, self._decode(context)
@@ -89,8 +91,10 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """For one output. Of several strings the one that is complete first ends the text; of those complete at the same
-    character, the longest. After a match nothing more comes out.
+    """Finds stop strings in one output.
+
+    The string that is complete first ends the text; of several that are complete at the same character, the longest.
+    After a match no more text is returned.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
@@ -117,6 +121,6 @@ class StopMatcher:
         return text[:certain], None
 
     def finish(self) -> str:
-        """What was held back, once no more text comes."""
+        """The text that was held back; called when no more text comes."""
         held, self._held = self._held, ""
         return held

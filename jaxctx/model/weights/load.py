@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import xxhash
 from jax.sharding import Mesh
 
+from jaxctx.host_memory import physical_memory
 from jaxctx.model.config import CheckpointError, ModelConfig, from_hf, read_json
 from jaxctx.model.functional import DecoderModel, FlatParams, ParamSpec, abstract
 from jaxctx.model.sharding import check_divisible, logical_sharding
@@ -132,15 +132,15 @@ def read_cast(
 
 
 def _check_finite(data: HostArray, file: str, name: str) -> None:
-    """Raises CheckpointError for NaN and infinity. Their exponents are all ones, which is looked for in the bits."""
+    """Raises CheckpointError for NaN and infinity. Every bit of their exponents is set."""
     width = data.dtype.itemsize
     unsigned, infinity = (np.uint32, 0x7F80_0000) if width == 4 else (np.uint16, 0x7F80)  # float32, bfloat16
     bits = np.ascontiguousarray(data).reshape(-1).view(unsigned)
     without_sign = unsigned(infinity | (infinity - 1))
-    room = np.empty(min(bits.size, FINITE_AT_ONCE), unsigned)
+    buffer = np.empty(min(bits.size, FINITE_AT_ONCE), unsigned)
     for start in range(0, bits.size, FINITE_AT_ONCE):
         part = bits[start : start + FINITE_AT_ONCE]
-        magnitudes = np.bitwise_and(part, without_sign, out=room[: part.size])
+        magnitudes = np.bitwise_and(part, without_sign, out=buffer[: part.size])
         if magnitudes.max() >= infinity:
             first = start + int((magnitudes >= infinity).argmax())
             where = [int(index) for index in np.unravel_index(first, data.shape)]
@@ -149,21 +149,18 @@ def _check_finite(data: HostArray, file: str, name: str) -> None:
 
 
 def _check_memory(source: WeightSource, model: DecoderModel) -> None:
-    """Raises CheckpointError for parameters that this machine's memory cannot hold, where they are to go there.
+    """Raises CheckpointError if the parameters go to this machine's memory and do not fit into it.
 
-    A process that takes more is killed, after minutes and without a word.
+    The system would kill a process that takes more, after minutes and without a message.
     """
     if jax.default_backend() != "cpu":
         return
     needed = sum(math.prod(spec.shape) for spec in model.specs) * NUMPY_DTYPES[model.dtype].itemsize
-    if needed > (there := physical_memory()):
-        sizes = f"{needed / 2**30:,.1f} GiB as {model.dtype}, and this machine has {there / 2**30:,.1f} GiB of memory"
-        raise CheckpointError(f"{source.file}: the parameters take {sizes}")
-
-
-def physical_memory() -> int:
-    """Bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = physical_memory()
+    if needed > available:
+        size = f"{needed / 2**30:,.1f} GiB as {model.dtype}"
+        memory = f"{available / 2**30:,.1f} GiB of memory"
+        raise CheckpointError(f"{source.file}: the parameters take {size}, and this machine has {memory}")
 
 
 def _revision(model: DecoderModel, digests: dict[str, str]) -> str:

@@ -11,7 +11,7 @@ from jaxctx_server.auth import Key
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 CURRENT_KEY: ContextVar[Key] = ContextVar("key")  # of the call that the running task serves; set by the interceptor
-MAX_DEADLINE_S = 86400.0  # of a call without a deadline: nobody waits for ever
+MAX_DEADLINE_S = 86400.0  # of a call without a deadline: no call waits for ever
 
 
 class CallerFactory:

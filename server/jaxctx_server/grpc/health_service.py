@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - gRPC names the methods
-"""grpc.health.v1: the health of "" says that the process is alive, that of a service that it takes work.
+"""grpc.health.v1: the health of "" says that the process runs, that of a service that it accepts work.
 
 It is not the servicer of grpcio-health-checking: its watchers hold a lock while they write, so that one that does not
 read would hold up a drain, and one that leaves makes others miss changes.
@@ -34,7 +34,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._services_of_engines = services_of_engines
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Any:
-        """The status of a service now; NOT_FOUND for a name that is none."""
+        """The status of a service now; NOT_FOUND for an unknown name."""
         if request.service and request.service not in self._services:
             raise NotFound("there is no such service", reason="SERVICE_NOT_FOUND")
         return Health(status=self._status(request.service))

@@ -76,7 +76,7 @@ class InterceptedMethod:
 
     @asynccontextmanager
     async def _admitted(self, context: Context) -> AsyncIterator[Call]:
-        """Around one call: within the pipeline, with the caller's key for the servicer, and errors as statuses."""
+        """While entered, a call runs in the pipeline: with the caller's key, and with errors turned into statuses."""
         call = Call(call_metadata(self._name, context))
         try:
             async with self._pipeline.admit(call, transport_errors=(grpc.aio.BaseError,)):
@@ -114,7 +114,7 @@ def parse_foreign(parse: Callable[[bytes], Any], data: bytes) -> Any:
 
 
 def call_metadata(method: str, context: Context) -> CallMetadata:
-    """What the headers and the connection say of a call."""
+    """The properties of a call that its headers and the connection have."""
     return CallMetadata(
         method=method,
         peer=context.peer(),

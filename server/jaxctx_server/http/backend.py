@@ -30,7 +30,7 @@ ResponseT = TypeVar("ResponseT")
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What all requests share: the stubs of one channel, and tasks that outlast the request that started them."""
+    """The objects that all requests share: the stubs of one channel, and tasks that outlast their request."""
 
     contexts: ContextServiceAsyncStub
     models: ModelServiceAsyncStub

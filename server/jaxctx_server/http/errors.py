@@ -78,7 +78,7 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
 
 
 async def handle_client_gone(request: Request, error: Exception) -> Response:
-    """For a client that left before its answer; nobody reads this."""
+    """For a client that disconnected before its answer, which is not read."""
     return Response(status_code=CLIENT_GONE_STATUS)
 
 

@@ -83,7 +83,7 @@ class LimitedProtocol(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._send_error(status, message)
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # tells the application that nobody waits for its answer
+            self.cycle.disconnected = True  # tells the application that its client is gone
             self.cycle.message_event.set()
         self._refused = True
         self._wait_for(None)

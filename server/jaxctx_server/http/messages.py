@@ -34,15 +34,17 @@ async def message_from_body(request: Request, message: MessageT) -> MessageT:
     data = await read_body(request)
     path_fields = typed_fields(message, request.path_params)
     max_parts = max_json_parts(message.DESCRIPTOR) + SPARE_PARTS
-
-    def parse(data: bytes) -> MessageT:
-        try:
-            fields = parse_json(data, max_values=max_parts, max_parts=max_parts) | path_fields
-        except PARSE_ERRORS as error:
-            raise InvalidArgument.field("request", "is no JSON object") from error
-        return fill_message(message, fields)
-
+    parse = functools.partial(_parse_message, message=message, path_fields=path_fields, max_parts=max_parts)
     return await backend_of(request).body_parser.parse(data, parse)
+
+
+def _parse_message(data: bytes, *, message: MessageT, path_fields: dict[str, Any], max_parts: int) -> MessageT:
+    """The message, with the fields of a JSON body of at most `max_parts` values. Raises InvalidArgument."""
+    try:
+        fields = parse_json(data, max_values=max_parts, max_parts=max_parts) | path_fields
+    except PARSE_ERRORS as error:
+        raise InvalidArgument.field("request", "is no JSON object") from error
+    return fill_message(message, fields)
 
 
 def message_from_query(request: Request, message: MessageT) -> MessageT:

@@ -30,7 +30,7 @@ PARSE_ERRORS = (
     RecursionError,
     SystemError,
 )
-"""What parsing raises: json_format has no error of its own for what is no object, or for half a character in a name."""
+"""Errors of parsing: json_format has none of its own for a body that is no object, or a lone surrogate in a name."""
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class BodyParser:
         self._lock = asyncio.Lock()
 
     async def parse(self, data: bytes, parse: Callable[[bytes], T]) -> T:
-        """What `parse` makes of the data."""
+        """The result of `parse` for the data."""
         if len(data) <= SMALL_BODY_BYTES:
             return parse(data)
         async with self._lock:

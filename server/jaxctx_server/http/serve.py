@@ -13,7 +13,7 @@ from jaxctx_server.http.app import make_app
 from jaxctx_server.http.limits import KEEP_ALIVE_S, MAX_HEADER_BYTES, LimitedProtocol
 
 HOST = "127.0.0.1"
-SHUTDOWN_TIMEOUT_S = 5  # for streams that are being read when the process is told to end
+SHUTDOWN_TIMEOUT_S = 5  # for streams that are being read when a signal ends the process
 
 
 def serve_http(config: HttpConfig) -> int:

@@ -5,7 +5,6 @@ from contextlib import aclosing, suppress
 
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import NotFound
-from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_pb2 import Context
 from jaxctx_server.router.engines import set_engine_id
@@ -46,51 +45,51 @@ class RouterContextService:
     async def fill(self, caller: Caller, request: pb.FillRequest) -> pb.FillResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Fill)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def flush(self, caller: Caller, request: pb.FlushRequest) -> pb.FlushResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Flush)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def generate(self, caller: Caller, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
         async with aclosing(self._forwarder.stream(call, lambda engine: engine.contexts.Generate)) as responses:
             async for handle, response in responses:
-                self._placed(caller, handle, response.context)
+                self._placements.record_response(caller.tenant, handle, response.context)
                 yield response
 
     async def forward(self, caller: Caller, request: pb.ForwardRequest) -> pb.ForwardResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Forward)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def fork(self, caller: Caller, request: pb.ForkRequest) -> pb.ForkResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Fork)
         for child in response.contexts:
-            self._placed(caller, handle, child)
+            self._placements.record_response(caller.tenant, handle, child)
         return response
 
     async def truncate(self, caller: Caller, request: pb.TruncateRequest) -> pb.TruncateResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Truncate)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def rewind(self, caller: Caller, request: pb.RewindRequest) -> pb.RewindResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Rewind)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def get_context(self, caller: Caller, request: pb.GetContextRequest) -> pb.GetContextResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.GetContext)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def list_contexts(self, caller: Caller, request: pb.ListContextsRequest) -> pb.ListContextsResponse:
@@ -124,11 +123,11 @@ class RouterContextService:
     async def update_context(self, caller: Caller, request: pb.UpdateContextRequest) -> pb.UpdateContextResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.UpdateContext)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def plan(self, caller: Caller, request: pb.PlanRequest) -> pb.PlanResponse:
-        """Of a new context: what it would take on the engine that would get it."""
+        """The plan of a new context, on the engine that would get it."""
         if request.context_id:
             call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         else:
@@ -142,19 +141,19 @@ class RouterContextService:
     async def reserve_pages(self, caller: Caller, request: pb.ReservePagesRequest) -> pb.ReservePagesResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.ReservePages)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def commit_pages(self, caller: Caller, request: pb.CommitPagesRequest) -> pb.CommitPagesResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.CommitPages)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def release_pages(self, caller: Caller, request: pb.ReleasePagesRequest) -> pb.ReleasePagesResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.ReleasePages)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def close_context(self, caller: Caller, request: pb.CloseContextRequest) -> pb.CloseContextResponse:
@@ -167,11 +166,6 @@ class RouterContextService:
         """All tokens of a context."""
         request = pb.GetContextRequest(context_id=context_id, include_tokens=True)
         return (await self.get_context(caller, request)).tokens.ids
-
-    def _placed(self, caller: Caller, handle: EngineHandle, context: Context) -> None:
-        """A context in a response of an engine: say in the response where it is, and remember it."""
-        set_engine_id([context], handle)
-        self._placements.remember(caller.tenant, handle, context)
 
 
 def compare_tokens(a: Sequence[int], b: Sequence[int]) -> pb.CompareResponse:

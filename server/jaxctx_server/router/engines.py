@@ -22,7 +22,7 @@ class RouterEngines:
         self._lifecycle = lifecycle
 
     def handles(self) -> list[EngineHandle]:
-        """The engines that answer now, in the order in which they came."""
+        """The engines that answer now, in the order in which they registered."""
         return self._lifecycle.served().engine_handles()
 
     def is_registered(self, handle: EngineHandle) -> bool:
@@ -30,7 +30,7 @@ class RouterEngines:
         return handle in self.handles()
 
     def by_load(self, model_id: str | None = None, first: EngineHandle | None = None) -> list[EngineHandle]:
-        """The engines to ask, the likeliest first: `first` if it is among them, then by load, those that drain last.
+        """The engines to ask, in order: `first` if it is among them, then by load; draining ones come last.
 
         `model_id` restricts them to those of a model ("": the default one); None: any. Raises NotFound
         (MODEL_NOT_FOUND), and Unavailable (ENGINE_LOST) before any engine has come.
@@ -52,7 +52,7 @@ class RouterEngines:
         )
 
     def no_engine_error(self) -> Unavailable:
-        """The error of a call that no engine could be asked for."""
+        """The error of a call for which there is no engine."""
         registry = self._lifecycle.served().engines
         return engine_lost() if registry.handles else registry.no_engine_error()
 
@@ -92,7 +92,7 @@ def remote_engine(handle: EngineHandle) -> RemoteEngine:
 
 
 def set_engine_id(contexts: Iterable[Context], handle: EngineHandle) -> None:
-    """Give contexts of an engine's response its id on this router. It does not know that itself."""
+    """Set `engine_id` in contexts of an engine's response: the engine does not know its id on this router."""
     for context in contexts:
         if context.context_id:
             context.engine_id = handle.id

@@ -1,4 +1,4 @@
-"""A call goes to the engine that is its place: as it came, and back as it was answered."""
+"""Forwarding: a call goes unchanged to the engine that holds its context, and the response goes back unchanged."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from jaxctx_server.router.planning import Planner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardedCall(Generic[RequestT]):
-    """A call of the contract on its way to an engine."""
+    """A call that is forwarded to an engine."""
 
     caller: Caller
     request: RequestT
-    context_id: str = ""  # the context that it is about; empty: none, or more than one
+    context_id: str = ""  # the context that the call uses; empty: none, or more than one
     model_id: str | None = None  # only engines of this model can answer ("": of the default one). None: any may
     # Whether it is new work, which a server that drains refuses: the method's option `work` (rules.proto).
     is_work: bool = False
 
     @property
     def context_key(self) -> ContextKey:
-        """The context that it is about, among those of all tenants."""
+        """The key of the context that the call uses."""
         return ContextKey(self.caller.tenant, self.context_id)
 
 
@@ -45,12 +45,12 @@ class Refusals:
     errors: list[JaxctxError] = field(default_factory=list)
 
     def add(self, error: JaxctxError) -> None:
-        """Note the error of one engine. Raises it if no other engine is to be asked."""
+        """Note the error of one engine. Raises it if other engines need not be asked."""
         if not isinstance(error, NotFound) and error.reason not in ("DRAINING", "MODEL_MISMATCH"):
             raise error
         self.errors.append(error)
 
-    def most_telling(self) -> JaxctxError | None:
+    def most_specific(self) -> JaxctxError | None:
         """The first error that is not NotFound, else the first one. None: no engine was asked."""
         for error in self.errors:
             if not isinstance(error, NotFound):
@@ -72,12 +72,12 @@ class Forwarder:
     async def ask(
         self, call: ForwardedCall[RequestT], method: StubMethod[RequestT, ResponseT]
     ) -> tuple[EngineHandle, ResponseT]:
-        """The response of the first engine that knows what the call is about and does not drain, and which one that is.
+        """The first engine that has the object of the call and does not drain, and its response.
 
-        `method` says which method of the engine is called: `lambda engine: engine.contexts.Fill`.
+        `method` chooses the method of the engine: `lambda engine: engine.contexts.Fill`.
 
         Raises the engine's error; Unavailable (DRAINING) for new work while the router drains; AlreadyExists for an id
-        that is taken on any engine; Unavailable (ENGINE_LOST) while an engine that may know does not answer.
+        that is taken on any engine; Unavailable (ENGINE_LOST) while an engine that may have the object does not answer.
         """
         async with self._accepted(call):
             placement = await self._placement_of(call)
@@ -111,27 +111,27 @@ class Forwarder:
         raise self._refusal(refusals, placement)
 
     def _candidates(self, call: ForwardedCall[Any], placement: Placement | None) -> list[EngineHandle]:
-        """The engines to ask in turn, first the one where the context is."""
+        """The engines to ask one after the other, first the one that holds the context."""
         return self._engines.by_load(call.model_id, None if placement is None else placement.handle)
 
     async def _placement_of(self, call: ForwardedCall[Any]) -> Placement | None:
-        """Where the context is that the call is about, if that is remembered; where it will be, if it is first filled.
+        """The placement of the context of the call, if it is remembered. Its first fill may move the context.
 
-        If the context moves right now this waits: whatever becomes of the move, the context is at one place then.
+        Waits while the context moves: when the move has succeeded or failed, the context is on one engine.
         """
         placement = self._placements.use(call.context_key)
         if placement is None:
             return None
         if isinstance(call.request, context_service_pb2.FillRequest):
             self._planner.start_first_fill_move(placement, call.request, call.caller)
-        placement.created = None  # it is not as it was created any more
+        placement.created = None  # the context changes now, so it can no longer be created again elsewhere
         if placement.moving is not None:
             await asyncio.wait([placement.moving])
         return placement
 
     def _refusal(self, refusals: Refusals, placement: Placement | None) -> JaxctxError:
         """The error of a call that no engine could answer."""
-        error = refusals.most_telling() or self._engines.no_engine_error()
+        error = refusals.most_specific() or self._engines.no_engine_error()
         was_lost = placement is not None and not self._engines.is_registered(placement.handle)
         if isinstance(error, NotFound) and (self._engines.may_come_back() or was_lost):
             return engine_lost()
@@ -139,10 +139,10 @@ class Forwarder:
 
     @asynccontextmanager
     async def _accepted(self, call: ForwardedCall[Any]) -> AsyncIterator[None]:
-        """Around a call. New work is refused while the router drains, and waited for by a drain that begins later.
+        """While entered, a call is in progress. A drain refuses new work, and waits for work that was accepted before.
 
-        If the call makes something under an id or a name that its request chooses, nothing has that, and nothing else
-        is given it meanwhile. Raises Unavailable (DRAINING), AlreadyExists.
+        If the request chooses an id or a name for the object that it makes, no object has it, and no other call can
+        take it meanwhile. Raises Unavailable (DRAINING), AlreadyExists.
         """
         programs = self._lifecycle.served().programs
         async with AsyncExitStack() as stack:
@@ -159,21 +159,21 @@ class Forwarder:
             yield
 
     async def _check_free(self, caller: Caller, find_rpc: str, name: str) -> None:
-        """Raise AlreadyExists if there is something of this id or name on any engine."""
+        """Raise AlreadyExists if any engine has an object of this id or name."""
         if find_rpc == "GetContext":
             key = ContextKey(caller.tenant, name)
             placement = self._placements.use(key)
             if placement is not None and placement.moving is not None:
                 await asyncio.wait([placement.moving])
-            self._placements.forget(key)  # what was on a lost engine can be made again
+            self._placements.forget(key)  # a context of a lost engine can be made again
         with suppress(NotFound):
             await self.find(caller, find_rpc, name)
             raise AlreadyExists(f"there is {name!r} already")
 
     async def find(self, caller: Caller, find_rpc: str, name: str) -> None:
-        """Ask the engines for what has an id or a name, by the RPC that rules.proto says finds it.
+        """Look on all engines for the object of an id or a name, by the RPC that rules.proto names for it.
 
-        Where a context is that was found is remembered. Raises NotFound if nothing has the id or name.
+        The placement of a context that was found is remembered. Raises NotFound if there is no such object.
         """
         match find_rpc:
             case "GetContext":
@@ -191,7 +191,7 @@ class Forwarder:
 
 @contextmanager
 def forwarded(handle: EngineHandle, call: ForwardedCall[Any]) -> Iterator[None]:
-    """Around a call that an engine works on, which counts for its load if it is new work."""
+    """While entered, the engine works on the call. New work counts for the engine's load."""
     handle.forwarded += call.is_work
     try:
         yield
@@ -205,9 +205,9 @@ def draining_error() -> Unavailable:
 
 
 def chosen_names(request: Message) -> Iterator[tuple[str, str]]:
-    """The ids and names that a request chooses for what it makes, each with the RPC that finds it (rules.proto)."""
+    """The ids and names that a request chooses for the objects that it makes, each with the RPC that finds them."""
     if isinstance(request, snapshot_service_pb2.SaveRequest) and request.overwrite_version:
-        return  # the name is to be there
+        return  # the name must exist
     for descriptor, value in request.ListFields():
         find_rpc = descriptor.GetOptions().Extensions[rules_pb2.found_by]
         if find_rpc:

@@ -10,7 +10,7 @@ from jaxctx_server.router.engines import RouterEngines
 from jaxctx_server.router.forwarding import ForwardedCall, Forwarder
 from jaxctx_server.service.paging import entries_to_find
 
-MAX_LISTED = 1000  # entries that an engine may be asked for at once
+MAX_LISTED = 1000  # entries that an engine returns at once at most
 
 
 def entries_to_ask_for(limit: int) -> int:

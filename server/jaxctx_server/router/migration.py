@@ -20,7 +20,7 @@ from jaxctx_server.router.placement import ContextKey, Placement, PlacementTable
 
 MIGRATION_TIMEOUT_S = 60.0  # for a context of an engine that leaves to be on another one
 MAX_MIGRATIONS = 8  # contexts that are on their way at once
-MAX_LISTED = 1000  # entries that an engine may be asked for at once
+MAX_LISTED = 1000  # entries that an engine returns at once at most
 POLL_S = 0.1  # between looks for contexts that have become idle
 
 
@@ -112,7 +112,7 @@ class Migrator:
                 try:
                     await restore_lifetime(new, caller, key, context, saved_at)
                     placement.handle = target
-                finally:  # nobody is to find the other one, which goes no further
+                finally:  # the other one must not be found: it is not moved any further
                     loser = old if placement.handle is target else new
                     await loser.close(Caller(key.tenant), key.context_id)
             finally:
@@ -123,7 +123,7 @@ class Migrator:
 
 
 def snapshot_ttl() -> Ttl:
-    """How long the snapshot of a move is kept: if nobody takes it, it ends by itself."""
+    """How long the snapshot of a move is kept: if it is not taken, it expires."""
     return Ttl(duration=duration_to_proto(MIGRATION_TIMEOUT_S))
 
 

@@ -1,4 +1,4 @@
-"""Where contexts are: on which engine each was last, and the ids that calls are at work on or are about to use."""
+"""Placements: the engine that each context was last on, and the ids that calls use now or are about to create."""
 
 import asyncio
 from collections import OrderedDict
@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_pb2 import Context
+from jaxctx_server.router.engines import set_engine_id
 
 MAX_PLACEMENTS = 1 << 17  # contexts whose engine is remembered; the latest used
 
@@ -35,12 +36,12 @@ class Placement:
     """Where a context is, or was."""
 
     handle: EngineHandle
-    created: pb.CreateContextRequest | None = None  # how it was created, until something else is asked of it
-    moving: asyncio.Task[Any] | None = None  # what moves it to another engine, or has
+    created: pb.CreateContextRequest | None = None  # the request that created it, while there was no other one for it
+    moving: asyncio.Task[Any] | None = None  # the task that moves it to another engine, or has moved it
 
 
 class ContextInUse:
-    """A context that at least one call is at work on. Exists as long as such a call holds it."""
+    """A context that at least one call uses. The object exists as long as such a call holds it."""
 
     __slots__ = ("__weakref__",)
 
@@ -67,18 +68,23 @@ class PlacementTable:
     def remember(
         self, tenant: str, handle: EngineHandle, context: Context, created: pb.CreateContextRequest | None = None
     ) -> None:
-        """A context of a response is on this engine. `created`: by this request it was created just now."""
+        """Remember that the context of a response is on this engine. `created`: the request that just created it."""
         if context.context_id:
             self._placements[ContextKey(tenant, context.context_id)] = Placement(handle, created)
             while len(self._placements) > MAX_PLACEMENTS:
                 self._placements.popitem(last=False)
 
+    def record_response(self, tenant: str, handle: EngineHandle, context: Context) -> None:
+        """Remember that the context of an engine's response is on this engine, and name the engine in the response."""
+        set_engine_id([context], handle)
+        self.remember(tenant, handle, context)
+
     def add_unknown(self, key: ContextKey, handle: EngineHandle) -> None:
-        """A context was found on this engine. Nothing happens if its placement is known."""
+        """Remember that a context was found on this engine, unless its placement is known."""
         self._placements.setdefault(key, Placement(handle))
 
     def forget(self, key: ContextKey) -> None:
-        """A context was closed, or is to be looked for anew."""
+        """Forget a context that was closed, or that has to be looked for again."""
         self._placements.pop(key, None)
 
     def on_engine(self, handle: EngineHandle) -> dict[ContextKey, Placement]:
@@ -91,7 +97,7 @@ class PlacementTable:
 
     @contextmanager
     def in_use(self, key: ContextKey) -> Iterator[None]:
-        """Around a call that is at work on a context."""
+        """While entered, the context counts as used by a call."""
         use = self._in_use.setdefault(key, ContextInUse())
         try:
             yield
@@ -99,7 +105,7 @@ class PlacementTable:
             del use
 
     def is_in_use(self, key: ContextKey) -> bool:
-        """Whether a call is at work on a context."""
+        """Whether a call uses the context."""
         return key in self._in_use
 
     def creation_lock(self, key: CreatedKey) -> asyncio.Lock:
@@ -107,5 +113,5 @@ class PlacementTable:
         return self._being_created.setdefault(key, asyncio.Lock())
 
     def idle(self, keys: Iterable[ContextKey]) -> list[ContextKey]:
-        """Those of the contexts that no call is at work on."""
+        """Those of the contexts that no call uses."""
         return [key for key in keys if not self.is_in_use(key)]

@@ -1,4 +1,4 @@
-"""What a prompt would take on each engine (Plan), and where a new context is best filled first."""
+"""The cost of a prompt on each engine (Plan), and the best engine for the first fill of a new context."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,10 +1,7 @@
 """SnapshotService of a router."""
 
 from jaxctx.engine.interface import Caller
-from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.v1 import snapshot_service_pb2 as pb
-from jaxctx.v1.context_pb2 import Context
-from jaxctx_server.router.engines import set_engine_id
 from jaxctx_server.router.forwarding import ForwardedCall, Forwarder
 from jaxctx_server.router.listing import Lister, entries_to_ask_for
 from jaxctx_server.router.placement import PlacementTable
@@ -27,13 +24,13 @@ class RouterSnapshotService:
     async def open(self, caller: Caller, request: pb.OpenRequest) -> pb.OpenResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.Open)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def take(self, caller: Caller, request: pb.TakeRequest) -> pb.TakeResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.Take)
-        self._placed(caller, handle, response.context)
+        self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def get_snapshot(self, caller: Caller, request: pb.GetSnapshotRequest) -> pb.GetSnapshotResponse:
@@ -106,8 +103,3 @@ class RouterSnapshotService:
             found=asked.limit,
         )
         return pb.ListPublicationsResponse(publications=page.entries, next_page_token=page.next_page_token)
-
-    def _placed(self, caller: Caller, handle: EngineHandle, context: Context) -> None:
-        """A context in a response of an engine: say in the response where it is, and remember it."""
-        set_engine_id([context], handle)
-        self._placements.remember(caller.tenant, handle, context)

@@ -2,7 +2,7 @@
 
 Every method takes the caller and the contract's request message, which is valid by the time it arrives here. It returns
 the contract's response message, or for a streaming RPC an asynchronous generator of them. Such a generator must be
-closed (`contextlib.aclosing`) as soon as nobody reads it: that ends the work behind it. Every method raises the errors
+closed (`contextlib.aclosing`) as soon as it is no longer read: that ends its work. Every method raises the errors
 of `jaxctx.errors` that protos/jaxctx/v1 describes for its RPC, and no others on purpose.
 """
 

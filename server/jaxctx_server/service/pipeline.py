@@ -33,7 +33,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallMetadata:
-    """What a transport knows of a call before its request is read. None: not sent."""
+    """Properties of a call that a transport knows before the request is read. None: not sent."""
 
     method: str  # "/jaxctx.v1.ContextService/Fill"; another transport's route names the method that it stands for
     peer: str  # the connection
@@ -77,7 +77,7 @@ class CallPipeline:
 
     @asynccontextmanager
     async def admit(self, call: Call, transport_errors: tuple[type[Exception], ...] = ()) -> AsyncIterator[None]:
-        """Around one call. Sets `key` and `request_id` of the call.
+        """While entered, a call is in progress. Sets `key` and `request_id` of the call.
 
         Every exception within it leaves it as a JaxctxError, save for `transport_errors`, which say that the caller is
         gone. Raises Unauthenticated, PermissionDenied, ResourceExhausted (QUEUE_FULL), or Unavailable (ENGINE_LOST) for

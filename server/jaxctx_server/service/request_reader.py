@@ -167,7 +167,7 @@ def parse_and_validate(kind: Descriptor, state: ServingState, data: bytes) -> Me
 
 
 def scan_limits(state: ServingState) -> Limits:
-    """What lists may hold. On a router, which has no model, that is the most that one of its engines would take."""
+    """The limits of requests. On a router, which has no model, they are the largest that one of its engines has."""
     if state.model is not None:
         return state.limits
     lengths = [handle.engine.info.max_context_tokens for handle in state.engine_handles()]

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from jaxctx.types import EngineInfo
 from jaxctx.v1.context_service_pb2 import ForkRequest, ForwardRequest, GenerateRequest
-from jaxctx.v1.forward_pb2 import ForwardOutput
+from jaxctx.v1.forward_pb2 import ForwardOutputParams
 from jaxctx.v1.session_service_pb2 import CallOutput
 from jaxctx.v1.snapshot_service_pb2 import ListSnapshotVersionsRequest
 
@@ -85,7 +85,7 @@ def _forward(request: ForwardRequest, limits: Limits) -> Violations:
         yield "outputs", f"must ask for the logits of up to {max_rows} tokens, not {rows}"
 
 
-def _forward_output(output: ForwardOutput, limits: Limits) -> Violations:
+def _forward_output(output: ForwardOutputParams, limits: Limits) -> Violations:
     sampling, description = output.sample, "must be unset: a pass does not apply it"
     if sampling.HasField("repetition_penalty") and sampling.repetition_penalty != 1:
         yield "sample.repetition_penalty", description
@@ -109,6 +109,6 @@ CROSS_FIELD_RULES: dict[type[Message], Callable[[Any, Limits], Violations]] = {
     CallOutput: _generate,
     ForkRequest: _fork,
     ForwardRequest: _forward,
-    ForwardOutput: _forward_output,
+    ForwardOutputParams: _forward_output,
     ListSnapshotVersionsRequest: _versions,
 }

@@ -1,8 +1,8 @@
-"""The rules that the contract states of its fields (protos/jaxctx/v1/rules.proto), checked of a whole request.
+"""Checks a whole request by the rules of its fields (protos/jaxctx/v1/rules.proto).
 
-What is to be checked of a message type is worked out once for each set of limits, as a `MessageCheck` of one
-`FieldCheck` for each field. A check yields violations as pairs: the path below the value that it is given ("", "[3]",
-".temperature"), and what would be accepted, which never quotes a text of the request.
+The checks of a message type are built once for each set of limits: a `MessageCheck`, with a `FieldCheck` for each
+field. A check yields violations as pairs: the path below the checked value ("", "[3]", ".temperature"), and what would
+be accepted. The latter never quotes a text of the request.
 """
 
 import functools
@@ -24,9 +24,9 @@ from jaxctx.v1 import rules_pb2
 from jaxctx.v1.rules_pb2 import FieldRules
 from jaxctx_server.validate.cross_field import CROSS_FIELD_RULES, Limits, Violations
 
-MAX_VIOLATIONS = 16  # reported of one request
+MAX_VIOLATIONS = 16  # reported for one request
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")  # no control character can disturb how it is shown
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")  # no control characters: they could disturb how the name is shown
 MAX_NAME_BYTES = 100
 NS_PER_S = 10**9
 LARGEST = {  # the largest number of a type; the smallest is the negative of it
@@ -51,10 +51,10 @@ def validate(limits: Limits, request: Message) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FieldCheck:
-    """What is to be checked of one field of a message."""
+    """The check of one field of a message."""
 
     name: str
-    has_presence: bool  # then it is checked only where it is set
+    has_presence: bool  # whether it is checked only if it is set
     is_required: bool
     violations: ValueCheck
 
@@ -69,7 +69,7 @@ class RequiredChoice:
 
 @dataclass(frozen=True, slots=True)
 class MessageCheck:
-    """What is to be checked of a message type: first each field, then fields together."""
+    """The check of a message type: first each field, then fields together."""
 
     limits: Limits
     fields: list[FieldCheck]
@@ -79,7 +79,7 @@ class MessageCheck:
     cross_field: Callable[[Any, Limits], Violations] | None  # see cross_field.py
 
     def violations(self, message: Message) -> Violations:
-        """All that is wrong with a message."""
+        """All violations of a message."""
         wrong: set[str] = set()  # paths below the message
         for check in self.fields:
             if not check.has_presence or message.HasField(check.name):
@@ -94,9 +94,8 @@ class MessageCheck:
         if self.field_rules is not None:
             for path, description in _field_pairs(self.field_rules, message):
                 yield f".{path}", description
-        if self.cross_field is not None and self.list_names.isdisjoint(
-            wrong
-        ):  # else a list may be far too long to read
+        # A list that is wrong may be far too long to read.
+        if self.cross_field is not None and self.list_names.isdisjoint(wrong):
             for path, description in self.cross_field(message, self.limits):
                 yield f".{path}", description
 
@@ -145,7 +144,7 @@ def limit_named(limits: Limits, name: str) -> int:
 
 
 def _field_pairs(rules: Mapping[str, FieldRules], message: Message) -> Violations:
-    """What is wrong with a field because of another one."""
+    """Violations of rules that relate two fields."""
     sent = {field.name: value for field, value in message.ListFields()}
     for name, value in sent.items():
         rule = rules[name]
@@ -161,7 +160,7 @@ def _field_pairs(rules: Mapping[str, FieldRules], message: Message) -> Violation
 
 
 def _field(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> ValueCheck:
-    """The check of all that a field holds."""
+    """The check of a field, with all of its entries if it is a list or a map."""
     if not field.is_repeated:
         return _value(field, rule, limits)
     checks: list[ValueCheck] = []
@@ -191,7 +190,7 @@ def map_entry(field: FieldDescriptor) -> Descriptor | None:
 
 
 def _list(low: int, high: int, checks: Sequence[ValueCheck], values: Collection[Any]) -> Violations:
-    """A list or map of `low` to `high` entries. One of another length is not looked at further."""
+    """Check a list or map: it has `low` to `high` entries, and passes `checks`, which need the right length."""
     if low <= len(values) <= high:
         for check in checks:
             yield from check(values)
@@ -200,21 +199,21 @@ def _list(low: int, high: int, checks: Sequence[ValueCheck], values: Collection[
 
 
 def _entries(check: ValueCheck, values: Sequence[Any]) -> Violations:
-    """Each entry of a list."""
+    """Check each entry of a list."""
     for place, value in enumerate(values):
         for path, description in check(value):
             yield f"[{place}]{path}", description
 
 
 def _numbers(bounds: tuple[float, float], check: ValueCheck, values: Sequence[int]) -> Violations:
-    """Each entry of a list of whole numbers. There may be very many, which are looked at all at once first."""
+    """Check each entry of a list of whole numbers. As there may be very many, all are compared at once first."""
     numbers = values[:]
     if numbers and (min(numbers) < bounds[0] or max(numbers) > bounds[1]):
         yield from _entries(check, values)
 
 
 def _map(check_key: ValueCheck, check_value: ValueCheck, values: Mapping[Any, Any]) -> Violations:
-    """Each entry of a map. A text key that is wrong is no part of a path."""
+    """Check each entry of a map. A wrong key that is a text is not part of the path."""
     for key, value in values.items():
         place = f"[{key}]"
         for _, description in check_key(key):
@@ -226,7 +225,7 @@ def _map(check_key: ValueCheck, check_value: ValueCheck, values: Mapping[Any, An
 
 
 def _unique(values: Sequence[Any]) -> Violations:
-    """Entries of a list are different."""
+    """Check that the entries of a list are different."""
     seen = set()
     for place, value in enumerate(values):
         if value in seen:
@@ -235,14 +234,14 @@ def _unique(values: Sequence[Any]) -> Violations:
 
 
 def _total_bytes(max_total_bytes: int, messages: Sequence[Message]) -> Violations:
-    """The texts of all messages of a list together. One that is too large by itself is a violation of its own."""
+    """Check the size of all texts of a list of messages together. A text that is too large alone is reported alone."""
     sizes = [utf8_size(value) for message in messages for _, value in message.ListFields() if isinstance(value, str)]
     if sum(sizes) > max_total_bytes >= max(sizes):
         yield "", f"must be up to {max_total_bytes} bytes together"
 
 
 def _ranges(high: float, bounds: Sequence[int]) -> Violations:
-    """A list that is start, stop, start, stop, ... of ranges."""
+    """Check a list of ranges, which is start, stop, start, stop, ...."""
     numbers = bounds[:]
     starts, stops = numbers[::2], numbers[1::2]
     in_order = all(map(operator.lt, starts, stops)) and all(map(operator.le, stops, starts[1:]))
@@ -315,7 +314,7 @@ def _integer(low: int, high: int, noun: str, value: int) -> Violations:
 
 
 def _double(low: float, high: float, bounds: str, value: float) -> Violations:
-    if not low <= value <= high:  # which no comparison with NaN is
+    if not low <= value <= high:  # NaN fails every comparison
         yield "", f"must be a number {bounds}, not {value:.6g}"
 
 
@@ -326,7 +325,7 @@ def _text(low: int, high: int, text: str) -> Violations:
 
 
 def number_bounds(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> tuple[float, float]:
-    """The least and the greatest number that a field may hold."""
+    """The smallest and the largest number that a field may hold."""
     largest = LARGEST[field.type]
     if rule.HasField("gt"):
         low = rule.gt

@@ -1,13 +1,14 @@
-"""How much the bytes of a request hold, counted before anything is made of them.
+"""Counts what the bytes of a request hold, before they are parsed.
 
-A parser makes an object of every entry of a list: of an empty one, two bytes, more than sixty. So a message of 8 MiB
-could take gigabytes and seconds, during which every other caller waits. The scan makes nothing. It goes over the fields
-of a message with the limits that the contract states of its lists and texts (`rules.py`), and ends at the first that
-holds too much, naming it as the validator would. What it lets through is cheap to parse; that does not make it valid.
+A parser makes an object of every entry of a list: an empty entry takes two bytes on the wire and more than sixty in
+memory. So a message of 8 MiB could take gigabytes and seconds, during which every other caller waits. The scan makes no
+objects. It reads the fields of a message, with the limits of lists and texts that the contract has (`rules.py`), and
+stops at the first field that holds too much, with an error that names the field as the validator would. A request that
+passes is cheap to parse; it may still be invalid.
 
-Fields that the contract does not have may be there, since a later contract may have them: up to `MAX_UNKNOWN_FIELDS`
-fields and `MAX_UNKNOWN_BYTES` together. A single value that is sent again counts as one of them. A group is refused, as
-are bytes that are no message at all.
+Unknown fields are allowed, since a later contract may have them: up to `MAX_UNKNOWN_FIELDS` fields and
+`MAX_UNKNOWN_BYTES` together. A field that is no list and comes twice counts as one of them. Groups are refused, as are
+bytes that are no message.
 """
 
 import functools
@@ -43,11 +44,11 @@ NO_MESSAGE = "is no such message, or has text that is not UTF-8"
 
 @dataclass(slots=True)
 class Path:
-    """Where a message is within the request: a field of the message around it (None: of the request)."""
+    """The place of a message in the request: a field of the message around it (None: of the request itself)."""
 
     around: "Path | None"
     name: str
-    place: int  # in a list; -1 in a field that is no list
+    place: int  # index in a list; -1 if the field is no list
 
 
 class Malformed(Exception):
@@ -78,16 +79,16 @@ class MessageBounds:
 
 @dataclass(slots=True)
 class SeenFields:
-    """What has been seen of one message, whose parts may be anywhere on the wire: a parser merges them."""
+    """Counts of one message. Its parts may be anywhere on the wire, as a parser merges them."""
 
     entries: dict[int, int] = field(default_factory=dict)  # by field number
     inside: dict[int, "SeenFields"] = field(default_factory=dict)  # of fields that hold a single message
 
 
 def scan(kind: Descriptor, limits: Limits, data: bytes, pause: Callable[[], None] | None = None) -> None:
-    """Raise InvalidArgument that names a field that holds too much, or the whole for bytes that are no message.
+    """Raise InvalidArgument for a field that holds too much, or for bytes that are no message of this type.
 
-    `pause` is called after every `FIELDS_BETWEEN_PAUSES` fields. What it raises is raised here.
+    `pause` is called after every `FIELDS_BETWEEN_PAUSES` fields; an error that it raises ends the scan.
     """
     try:
         Scanner(data, pause).scan_message(message_bounds(kind, limits), SeenFields(), 0, len(data), None)
@@ -97,7 +98,7 @@ def scan(kind: Descriptor, limits: Limits, data: bytes, pause: Callable[[], None
 
 @functools.lru_cache(maxsize=1024)
 def message_bounds(kind: Descriptor, limits: Limits) -> MessageBounds:
-    """The bounds of a message type. No message of the contract is part of itself."""
+    """The bounds of a message type. No message type of the contract contains itself."""
     by_tag: dict[int, FieldBounds] = {}
     for descriptor in kind.fields:
         bounds = field_bounds(descriptor, field_rules(descriptor), limits)
@@ -108,7 +109,7 @@ def message_bounds(kind: Descriptor, limits: Limits) -> MessageBounds:
 
 
 def tag_of(number: int, wire_type: int) -> int:
-    """What is before a value on the wire."""
+    """The tag that precedes a value on the wire."""
     return number << 3 | wire_type
 
 
@@ -138,7 +139,7 @@ def bounds_inside(descriptor: FieldDescriptor, rule: FieldRules, limits: Limits)
     if entry is None:
         return message_bounds(descriptor.message_type, limits)
     key, value = entry.fields
-    value_rule = FieldRules()  # without the limit of the map itself, which is beside those of its values
+    value_rule = FieldRules()  # the rules of the values, without the limit on entries of the map
     value_rule.CopyFrom(rule)
     value_rule.ClearField("max_items")
     parts = (field_bounds(key, rule.keys, limits), field_bounds(value, value_rule, limits))
@@ -163,10 +164,12 @@ class Scanner:
         self._until_pause = FIELDS_BETWEEN_PAUSES
 
     def scan_message(self, bounds: MessageBounds, seen: SeenFields, at: int, end: int, path: Path | None) -> None:
-        """Scan the fields of a message between two positions. Raises InvalidArgument, Malformed, or IndexError for a
-        field that goes on beyond the data.
+        """Scan the fields of a message between two positions.
+
+        Raises InvalidArgument, Malformed, or IndexError for a field that ends beyond the data.
         """
-        data, known = self._data, bounds.fields  # everything is inline that short fields need: the time goes here
+        # The code for short fields is inline: most of the time is spent here.
+        data, known = self._data, bounds.fields
         while at < end:
             self._until_pause -= 1
             if self._until_pause == 0:
@@ -202,7 +205,7 @@ class Scanner:
     def _scan_field(
         self, found: FieldBounds, wire_type: int, seen: SeenFields, at: int, stop: int, path: Path | None
     ) -> None:
-        """Count a field of the contract, and scan the message that it holds, if it does."""
+        """Count a field of the contract, and scan the message that it holds, if any."""
         before = seen.entries.get(found.number, 0)
         if wire_type == found.wire_type:
             count = before + 1
@@ -247,22 +250,22 @@ class Scanner:
         raise Malformed
 
     def _count_packed(self, found: FieldBounds, at: int, stop: int) -> int:
-        """How many numbers are packed between two positions: as many as there are bytes that end one."""
+        """How many numbers are packed between two positions: as many as there are last bytes of a number."""
         if found.wire_type == FIXED64:
             return (stop - at) // 8
-        if stop - at > found.max_items * MAX_VARINT_BYTES:  # too many, whatever they are
+        if stop - at > found.max_items * MAX_VARINT_BYTES:  # too many, whatever their sizes are
             return found.max_items + 1
         return len(self._data[at:stop].translate(None, CONTINUATION_BYTES))
 
     def _count_together(self, found: FieldBounds, entries: int, path: Path | None) -> None:
-        """Count entries of all lists of one kind, each of which may be short."""
+        """Count the entries of all lists of one kind together: each of them may be short."""
         together = self._together[found.name] = self._together.get(found.name, 0) + entries
         if found.max_items_together is not None and together > found.max_items_together:
             around = path.name if path is not None else found.name
             raise InvalidArgument.field(around, f"must have up to {found.max_items_together // 2} ranges together")
 
     def _count_unknown(self, size: int) -> None:
-        """Count a field that the contract does not have, or a single value that is sent again."""
+        """Count an unknown field, or a field that is no list and comes again."""
         self._unknown_fields += 1
         self._unknown_bytes += size
         if self._unknown_fields > MAX_UNKNOWN_FIELDS or self._unknown_bytes > MAX_UNKNOWN_BYTES:

@@ -1,4 +1,4 @@
-"""Mutation tests of tiers, marks, offloaded pages, manual and held-back commits, and publications."""
+"""Mutation tests of tiers, overrides, offloaded pages, manual and held-back commits, and publications."""
 
 from __future__ import annotations
 
@@ -199,31 +199,37 @@ MUTATIONS = [
         often=("keep", "append"),
     ),
     Mutation("nothing is held back", ContextCache, "mark_computed", "if full and not hold else 0", "if full else 0"),
-    # marks
+    # overrides
     Mutation(
-        "a mark stays behind after a truncate",
+        "an override stays behind after a truncate",
         BlockManager,
         "shorten",
-        "context.marks = {index: mark",
-        "_ = {index: mark",
+        "context.attention_overrides = {",
+        "_ = {",
     ),
     Mutation(
-        "a rewind forgets marks",
+        "a rewind forgets overrides",
         BlockManager,
         "shorten",
         "context.working_tokens = 0",
-        "context.working_tokens, context.marks = 0, {}",
+        "context.working_tokens, context.attention_overrides = 0, {}",
     ),
-    Mutation("a fork forgets marks", ContextCache, "fork", "offloaded_pages={}", "offloaded_pages={}, marks={}"),
     Mutation(
-        "marks go to the parent as well",
+        "a fork forgets overrides",
+        ContextCache,
+        "fork",
+        "offloaded_pages={}",
+        "offloaded_pages={}, attention_overrides={}",
+    ),
+    Mutation(
+        "overrides go to the parent as well",
         ContextCache,
         "append",
-        "all_marks = dict(context.marks)",
-        "all_marks = context.marks",
+        "all_overrides = dict(context.attention_overrides)",
+        "all_overrides = context.attention_overrides",
     ),
     Mutation(
-        "marks of what is buffered are published",
+        "overrides of what is buffered are published",
         ContextCache,
         "publish",
         "if index < publication.length",
@@ -231,25 +237,25 @@ MUTATIONS = [
         often=PUBLISHING,
     ),
     Mutation(
-        "marks are not committed",
+        "overrides are not committed",
         BlockManager,
         "commit",
-        "encode_page(context.marks, context.tail.depth * self.page_size, self.page_size)",
+        "encode_page_overrides(context.attention_overrides, context.tail.depth * self.page_size, self.page_size)",
         'b""',
     ),
     Mutation(
-        "marks of the first page for all",
+        "overrides of the first page for all",
         BlockManager,
         "commit",
         "context.tail.depth * self.page_size, self",
         "0, self",
     ),
-    Mutation("marks are not looked at", PrefixIndex, "walk", "if marks else b", "if False else b"),
+    Mutation("overrides are not looked at", PrefixIndex, "walk", "if overrides else b", "if False else b"),
     Mutation(
-        "pages of all marks are one",
+        "pages of all overrides are one",
         PrefixIndex,
         "child",
-        "parent.children.get((allowed_owner, tokens, marks))",
+        "parent.children.get((allowed_owner, tokens, overrides))",
         "next((n for n in parent.children.values() if (n.owner, n.tokens) == (allowed_owner, tokens)), None)",
     ),
     # publications
@@ -265,8 +271,8 @@ MUTATIONS = [
         "pages of all owners are one",
         PrefixIndex,
         "child",
-        "parent.children.get((allowed_owner, tokens, marks))",
-        "next((n for n in parent.children.values() if (n.tokens, n.marks) == (tokens, marks)), None)",
+        "parent.children.get((allowed_owner, tokens, overrides))",
+        "next((n for n in parent.children.values() if (n.tokens, n.attention_overrides) == (tokens, overrides)), None)",
         often=PUBLISHING,
     ),
     Mutation(

@@ -149,10 +149,10 @@ class Simulated:
             if until is not None and self.now - start >= until:
                 break
             while flying and flying[0][0] <= self.now:
-                self._settle(heapq.heappop(flying)[2])
+                self._finish_step(heapq.heappop(flying)[2])
         return arrivals
 
-    def _settle(self, batch: Batch) -> None:
+    def _finish_step(self, batch: Batch) -> None:
         self.steps += 1
         samples = sum(len(scheduled.output_positions) for scheduled in batch.scheduled)
         step = np.zeros(max(samples, 1), OUTPUT)

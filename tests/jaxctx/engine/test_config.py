@@ -1,4 +1,5 @@
-from jaxctx.engine.config import page_bytes, pages_in_host_memory, physical_memory
+from jaxctx.engine.config import page_bytes, pages_in_host_memory
+from jaxctx.host_memory import physical_memory
 from jaxctx.model.interface import KVSpec
 
 SPEC = KVSpec(layers=4, kv_heads=2, head_dim=64, dtype="bfloat16")

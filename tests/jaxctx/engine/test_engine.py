@@ -9,7 +9,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import Cancelled, DeadlineExceeded, JaxctxError, NotFound, ResourceExhausted, Unavailable
-from jaxctx.types import CreateContextRequest, ForwardOutput, ForwardRequest, GenerateRequest, SamplingParams
+from jaxctx.types import CreateContextRequest, ForwardOutputParams, ForwardRequest, GenerateRequest, SamplingParams
 from tests.echo import echo_next
 from tests.engines import context_info, tokens_of
 
@@ -200,7 +200,7 @@ async def test_a_preempted_pass_tells_every_output_once(make_engine) -> None:
     """What it had told is computed anew, as others took its pages."""
     engine = make_engine(replace(CONFIG, max_batch=1, pages=24))
     low = await filled(engine, [9], priority=-1)
-    outputs = [ForwardOutput(index=index, top=1) for index in range(150)]  # steps tell 16 at most
+    outputs = [ForwardOutputParams(index=index, top=1) for index in range(150)]  # steps tell 16 at most
     request = ForwardRequest(context_id=low, tokens=[7] * 150, outputs=outputs)
     passing = asyncio.create_task(engine.forward(ME, request))
     for k in range(3):

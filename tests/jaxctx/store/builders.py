@@ -45,7 +45,7 @@ def lineage(tokens, *, seq_len=None, page_bytes=PAGE_BYTES, **others) -> Context
         "page_size": PAGE_SIZE,
         "page_bytes": page_bytes,
         "tokens": tokens,
-        "marks": {},
+        "attention_overrides": {},
         "seq_len": seq_len,
         "committed_pages": seq_len // PAGE_SIZE,
         "working_tokens": seq_len % PAGE_SIZE,

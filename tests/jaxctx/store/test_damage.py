@@ -16,7 +16,7 @@ TOKENS = [3, 1, 4, 1, 5, 9]  # two pages, the second partly filled
 def _small():
     objects = MemoryObjects()
     store = open_store(objects)
-    save(store, lineage([*TOKENS, 7], seq_len=6, marks={2: b"mark"}))
+    save(store, lineage([*TOKENS, 7], seq_len=6, attention_overrides={2: b"override"}))
     save(store, range(100, 104), "other")
     return objects
 
@@ -33,7 +33,7 @@ def _look(objects) -> str:
         return "loss"
     assert (version.version, version.tokens, version.lifetime.at) == (1, 7, None)
     assert reader.lineage.tokens.tolist() == [*TOKENS, 7]
-    assert reader.lineage.marks == {2: b"mark"}
+    assert reader.lineage.attention_overrides == {2: b"override"}
     lost = lost_pages(reader)
     reader.close()
     return f"{lost} pages"
@@ -156,7 +156,7 @@ def test_a_lost_page_is_stored_again():
     pack = _mine(objects)[2]
     objects.values[pack] = objects.values[pack][:40]
     store = open_store(objects, seed="b")
-    held = lineage([*TOKENS, 7], seq_len=6, marks={2: b"mark"})
+    held = lineage([*TOKENS, 7], seq_len=6, attention_overrides={2: b"override"})
     assert save(store, held, "unnoticed")[1] == 0
     reader = store.open(store.get("t", "a"))
     assert lost_pages(reader) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxctx.lifetime import DeadlineQueue, Lifetime
-from jaxctx.store import SnapshotStore, records, snapshot_index, store
+from jaxctx.store import SnapshotStore, edits, records, snapshot_index
 from jaxctx.store.pages import Pages
 from jaxctx.store.records import ContextRecord
 from jaxctx.store.snapshot_index import Entry, SnapshotIndex
@@ -20,33 +20,33 @@ SAVING = ("begin", "abort", "remove", "expire", "finish")
 
 MUTATIONS = [
     # names and versions
-    Mutation("a number is given twice", SnapshotStore, "put", "entry.last_version + 1", "len(kept) + 1"),
-    Mutation("numbers of what is over go on", SnapshotStore, "put", "+ 1 if kept else 1", "+ 1"),
-    Mutation("the parent is the number before", SnapshotStore, "put", "overwrite or 0", "number - 1"),
-    Mutation("a version too many is kept", SnapshotStore, "put", "-self._history :", "-self._history - 1 :"),
+    Mutation("a number is given twice", edits, "add_version", "entry.last_version + 1", "len(kept) + 1"),
+    Mutation("numbers of what is over go on", edits, "add_version", "+ 1 if kept else 1", "+ 1"),
+    Mutation("the parent is the number before", edits, "add_version", "overwrite or 0", "number - 1"),
+    Mutation("a version too many is kept", edits, "add_version", "-history:", "-history - 1:"),
     Mutation("the oldest goes and nobody is told", SnapshotStore, "_change", "self._index.on_gone(gone)", "pass"),
-    Mutation("older versions outlive the taken one", SnapshotStore, "take", "() if latest else kept", "kept"),
-    Mutation("an older version takes the name along", SnapshotStore, "take", "() if latest else kept", "()"),
+    Mutation("older versions outlive the taken one", edits, "take_version", "() if latest else kept", "kept"),
+    Mutation("an older version takes the name along", edits, "take_version", "() if latest else kept", "()"),
     Mutation(
-        "a newer version goes with the taken one", SnapshotStore, "take", "if latest and live and", "if False and"
+        "a newer version goes with the taken one", edits, "take_version", "if latest and live and", "if False and"
     ),
-    Mutation("another version of the number is taken", store, "_key_of", "return", "return version.version, #"),
+    Mutation("another version of the number is taken", edits, "key_of", "return", "return version.version, #"),
+    Mutation("another version is used", edits, "use_version", "key_of(one) == key_of(version)", "True", often=SEEING),
     Mutation(
-        "another version is used", SnapshotStore, "touch", "_key_of(one) == _key_of(version)", "True", often=SEEING
+        "with a version all newer ones go", edits, "remove_version", "one is not found", "one.version < found.version"
     ),
     Mutation(
-        "with a version all newer ones go", SnapshotStore, "remove", "one is not found", "one.version < found.version"
+        "no labels at all is no change", edits.VersionUpdate, "__call__", "if self.labels is not None", "if self.labels"
     ),
-    Mutation("no labels at all is no change", SnapshotStore, "update", "if labels is not None", "if labels"),
     Mutation(
         "any version may be replaced",
-        store,
-        "_check_overwrite",
+        edits,
+        "check_overwrite",
         "kept[-1].version != overwrite",
         "not 0 < overwrite < 90",
     ),
-    Mutation("a name that is over is taken", store, "_check_overwrite", "entry.live(now)", "entry.versions"),
-    Mutation("the oldest is the latest", store, "_find", "reversed(entry.live(now))", "entry.live(now)"),
+    Mutation("a name that is over is taken", edits, "check_overwrite", "entry.live(now)", "entry.versions"),
+    Mutation("the oldest is the latest", edits, "find_version", "reversed(entry.live(now))", "entry.live(now)"),
     Mutation("history is in order", SnapshotStore, "history", "[::-1]", ""),
     Mutation("a list starts again where it ended", SnapshotStore, "list", "name > after", "name >= after"),
     Mutation("a list tells of the oldest", SnapshotStore, "list", "[-1:]", "[:1]"),
@@ -57,9 +57,7 @@ MUTATIONS = [
     Mutation("alarms ring late", DeadlineQueue, "due", "<= now", "< now"),
     Mutation("the last end counts", SnapshotIndex, "_install", "min(", "max("),
     Mutation("what is over is read", Entry, "live", "if not version.lifetime.over(now)", ""),
-    Mutation(
-        "a name goes with its first version", store, "_keep_live", "entry.keep(entry.live(now))", "entry.keep(())"
-    ),
+    Mutation("a name goes with its first version", edits, "keep_live", "entry.keep(entry.live(now))", "entry.keep(())"),
     Mutation("what is gone is told twice", SnapshotStore, "_change", "on_gone(gone)", "on_gone(gone + gone)"),
     # restart
     Mutation("the highest number is forgotten", snapshot_index, "_record", "entry.last_version", "durable[-1].version"),
@@ -85,7 +83,7 @@ MUTATIONS = [
     Mutation("a page knows nothing of those before", ContextRecord, "page_keys", 'b"page" + parent', 'b"page" + root'),
     Mutation("the salt is ignored", ContextRecord, "page_keys", "self.salt.encode()", 'b""'),
     Mutation("tenants share pages", ContextRecord, "page_keys", "(self.identity,", '(b"",'),
-    Mutation("marks are ignored", ContextRecord, "page_keys", 'page + marks.get(number, b"")', "page"),
+    Mutation("overrides are ignored", ContextRecord, "page_keys", 'page + overrides.get(number, b"")', "page"),
     Mutation("buffered tokens are part of a page", ContextRecord, "page_keys", "[: self.seq_len]", ""),
     Mutation("pages in the wrong place", SnapshotWriter, "add", "len(self._data) * size", "0"),
     Mutation("pages of two packs are read as one", SnapshotReader, "_runs", "not adjacent or", ""),

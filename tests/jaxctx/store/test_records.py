@@ -32,7 +32,7 @@ from .builders import (
         {"salt": "x"},
         {"model_revision": "n"},
         {"kv_dtype": "bfloat16"},
-        {"marks": {1: b"m"}},
+        {"attention_overrides": {1: b"m"}},
         {"page_size": 8},
         {"page_bytes": 64},
     ],
@@ -47,7 +47,7 @@ def test_a_partial_page_is_not_a_longer_one():
     assert lineage(range(6)).page_keys()[0] == lineage(range(8)).page_keys()[0]
     assert lineage(range(6)).page_keys()[1] != lineage(range(8)).page_keys()[1]
     assert lineage(range(8), seq_len=6).page_keys() == lineage(range(6)).page_keys()
-    late = lineage(range(8), marks={6: b"m"}).page_keys()
+    late = lineage(range(8), attention_overrides={6: b"m"}).page_keys()
     assert late[0] == lineage(range(8)).page_keys()[0]
     assert late[1] != lineage(range(8)).page_keys()[1]
 
@@ -125,7 +125,7 @@ def test_every_field_of_a_manifest_comes_back():
         working_tokens=2,
         manual_commit=True,
         tokens=np.arange(12, dtype=np.int32),
-        marks={3: b"mark"},
+        attention_overrides={3: b"override"},
     )
     keys = context.page_keys()
     locations = [PageLocation("b", 0, b"1" * 16), PageLocation("a", 64, b"2" * 16), PageLocation("b", 32, b"3" * 16)]

@@ -25,7 +25,14 @@ from .builders import (
 
 def test_round_trip(objects):
     store = open_store(objects)
-    held = lineage(range(30), seq_len=22, salt="s", marks={5: b"mark", 21: b""}, committed_pages=4, working_tokens=6)
+    held = lineage(
+        range(30),
+        seq_len=22,
+        salt="s",
+        attention_overrides={5: b"override", 21: b""},
+        committed_pages=4,
+        working_tokens=6,
+    )
     saved, written = save(store, held)
     assert written == 6
     assert (saved.version, saved.parent_version, saved.durable, saved.created_at) == (1, 0, True, START)

@@ -143,7 +143,7 @@ def test_a_router_elsewhere_needs_a_key() -> None:
 
 
 def test_an_argument_that_makes_no_sense() -> None:
-    with pytest.raises(StartError, match="--engines: must be LEAST or LEAST:MOST"):
+    with pytest.raises(StartError, match="--engines: must be MIN or MIN:MAX"):
         ray_config("--router", "127.0.0.1:1", "--engines", "0:2")
 
 

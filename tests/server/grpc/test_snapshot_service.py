@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxctx.engine.interface import Caller
-from jaxctx.types import ForwardOutput, OpenRequest, SamplingParams, SaveRequest, Ttl, UpdateContextRequest
+from jaxctx.types import ForwardOutputParams, OpenRequest, SamplingParams, SaveRequest, Ttl, UpdateContextRequest
 from jaxctx.v1 import context_pb2, forward_pb2, lifetime_pb2, snapshot_pb2
 from jaxctx.v1 import context_service_pb2 as contexts
 from jaxctx.v1 import snapshot_service_pb2 as pb
@@ -95,8 +95,10 @@ async def test_forward(grpc_server: Any) -> None:
     assert (list(asked.tokens), list(asked.positions), asked.keep_working) == ([1, 2, 511], [9_999, 0, 5], True)
     assert list(asked.masks) == [((0, 1),), (), ((0, 1), (2, 3))]
     assert list(asked.outputs) == [
-        ForwardOutput(index=2, sample=SamplingParams(temperature=0.0, top_k=3, seed=4), logprob_ids=(0, 511), top=64),
-        ForwardOutput(index=0, logits=True, entropy=True),
+        ForwardOutputParams(
+            index=2, sample=SamplingParams(temperature=0.0, top_k=3, seed=4), logprob_ids=(0, 511), top=64
+        ),
+        ForwardOutputParams(index=0, logits=True, entropy=True),
     ]
     plain, full = response.outputs
     assert plain == forward_pb2.ForwardOutputResult(index=2)

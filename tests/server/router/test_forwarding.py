@@ -130,11 +130,11 @@ async def test_a_method_calls_the_engines_method_and_is_work_as_the_contract_say
 
 def test_not_found_says_least() -> None:
     refusals = Refusals()
-    assert refusals.most_telling() is None
+    assert refusals.most_specific() is None
     refusals.add(errors.NotFound("no such context"))
     draining = errors.Unavailable("it drains", reason="DRAINING")
     refusals.add(draining)
     refusals.add(errors.FailedPrecondition("another model", reason="MODEL_MISMATCH"))
-    assert refusals.most_telling() is draining
+    assert refusals.most_specific() is draining
     with pytest.raises(errors.Unavailable):
         refusals.add(errors.Unavailable("it is gone", reason="ENGINE_LOST"))

@@ -2,11 +2,11 @@
 
     autoscaling.py  how many engines there should be, out of their load; plain Python
     actor.py        the Ray actor: one process of an engine on its node
-    fleet.py        the engines that were asked for, and what became of each
+    fleet.py        the engines that were requested, and the state of each
     supervisor.py   `jaxctx-serve ray`: compares load and fleet every second, until a signal
 
 Each engine is a process of `jaxctx-serve --role engine`. A Ray actor starts it on its node, and it ends with the actor.
-Ray decides which node that is, and reports when an actor or a node is gone; another engine is asked for then. Ray, its
+Ray decides which node that is, and reports when an actor or a node is gone; another engine is requested then. Ray, its
 nodes and the router are never started or stopped here, and no engine is sent any work: engines register with the router
 by themselves. If the supervisor dies, its engines do too, and their work waits at the router.
 

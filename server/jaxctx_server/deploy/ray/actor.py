@@ -18,7 +18,7 @@ EXEC_BOUND_TO_PARENT = (
 
 
 class EngineState(NamedTuple):
-    """What an actor says of its process."""
+    """The state of an actor's process."""
 
     node_id: str
     address: str  # where it listens; empty until it is ready

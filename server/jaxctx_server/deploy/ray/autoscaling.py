@@ -58,9 +58,9 @@ def decide_engine_count(
         full_since=holds_since(trend.full_since, is_full, now),
         spare_since=holds_since(trend.spare_since, is_spare, now),
     )
-    if wanted < bounds.most and trend.full_since is not None and now - trend.full_since >= ADD_AFTER_S:
+    if wanted < bounds.maximum and trend.full_since is not None and now - trend.full_since >= ADD_AFTER_S:
         return wanted + 1, LoadTrend()
-    if wanted > bounds.least and trend.spare_since is not None and now - trend.spare_since >= REMOVE_AFTER_S:
+    if wanted > bounds.minimum and trend.spare_since is not None and now - trend.spare_since >= REMOVE_AFTER_S:
         return wanted - 1, LoadTrend()
     return wanted, trend
 

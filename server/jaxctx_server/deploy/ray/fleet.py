@@ -1,6 +1,6 @@
-"""The engines that were asked for on the cluster, and what became of each.
+"""The engines that were requested on the cluster, and the state of each.
 
-asked for ──placed──▶ starting ──banner──▶ ready ──SIGTERM──▶ draining ──▶ ended
+requested ──placed──▶ starting ──banner──▶ ready ──SIGTERM──▶ draining ──▶ ended
     ▲                     │                  │
     └──────── pause ──────┴──── it died ─────┘
 """
@@ -20,12 +20,12 @@ log = logging.getLogger("jaxctx.ray")
 
 @dataclass(slots=True)
 class FleetEngine:
-    """One engine, from when it is asked for until it is gone."""
+    """One engine, from its request until it is gone."""
 
     number: int
     actor: Any  # the handle of an EngineActor
     pending_state: Any  # the result of its `state()`, on its way
-    since: float  # when it was asked for, or when it became ready
+    since: float  # when it was requested, or when it became ready
     node_id: str = ""  # empty: not placed yet, as far as is known
     address: str = ""  # empty: not ready
     is_draining: bool = False
@@ -72,10 +72,10 @@ class Fleet:
         self._started += 1
         actor = self._start_actor()
         self.engines.append(FleetEngine(self._started, actor, actor.state.remote(), now))
-        log.info("engine %d: asked for", self._started)
+        log.info("engine %d: requested", self._started)
 
     def _least_useful(self, loads: Mapping[str, EngineLoad]) -> FleetEngine:
-        """First an engine that serves nobody yet, then the one with the fewest requests, the youngest of several."""
+        """An engine that serves no requests yet, else the one with the fewest requests; of several the youngest."""
 
         def usefulness(engine: FleetEngine) -> tuple[int, int]:
             load = loads.get(engine.address)
@@ -113,7 +113,7 @@ class Fleet:
     def _warn_if_late(self, engine: FleetEngine, now: float) -> None:
         if not engine.node_id and not engine.is_late and now - engine.since >= PLACEMENT_WARNING_S:
             engine.is_late = True
-            log.warning("engine %d: no node of the cluster has room for it so far", engine.number)
+            log.warning("engine %d: no node of the cluster has the resources for it so far", engine.number)
 
     def _why_gone(self, engine: FleetEngine, error: Exception) -> str:
         import ray
@@ -124,7 +124,7 @@ class Fleet:
         return f"its actor is gone ({type(error).__name__})"
 
     def _forget(self, engine: FleetEngine, reason: str, now: float) -> None:
-        """The engine has ended; if it was not told to, another is started after a pause."""
+        """The engine has ended; if it was not drained, another is started after a pause."""
         self.engines.remove(engine)
         if engine.is_draining:
             log.info("engine %d: gone", engine.number)
@@ -136,7 +136,7 @@ class Fleet:
         log.warning("engine %d: %s; another in %.0f s", engine.number, reason, pause_s)
 
     def _release(self, engine: FleetEngine) -> None:
-        """Drain an engine; one that has no node yet is no longer asked for."""
+        """Drain an engine; the request for one that has no node yet is withdrawn."""
         import ray
 
         engine.is_draining = True
@@ -145,4 +145,4 @@ class Fleet:
             log.info("engine %d: drains", engine.number)
         else:
             ray.kill(engine.actor)
-            log.info("engine %d: no longer asked for", engine.number)
+            log.info("engine %d: request withdrawn", engine.number)

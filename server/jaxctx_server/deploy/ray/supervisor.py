@@ -20,15 +20,15 @@ from jaxctx_server.deploy.ray.autoscaling import EngineLoad, LoadTrend, decide_e
 from jaxctx_server.deploy.ray.fleet import Fleet
 from jaxctx_server.engine_bounds import EngineBounds
 from jaxctx_server.errors import OK, USAGE, StartError
+from jaxctx_server.signals import StopSignals
 
 LOOK_EVERY_S = 1.0  # the router's figures are those of its last heartbeat, which is as long
 ROUTER_TIMEOUT_S = 5.0
-SAME_SIGNAL_S = 0.3  # supervisors signal a process and its group: what comes so soon after the first is not a second
 log = logging.getLogger("jaxctx.ray")
 
 
 def run_ray(config: RayConfig) -> int:
-    """Run until told to end; returns the exit status. Raises StartError for what the user can mend."""
+    """Run until a signal ends it; returns the exit status. Raises StartError for what the user can mend."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
     is_loopback = check_router(config)
@@ -47,7 +47,7 @@ def run_ray(config: RayConfig) -> int:
         num_cpus=config.cpus, num_gpus=config.gpus, scheduling_strategy="SPREAD", max_restarts=0
     )
     command, arguments = config.engine_command_words(), engine_arguments(config)
-    fleet = Fleet(lambda: actor.remote(command, arguments, is_loopback), bounds.least)
+    fleet = Fleet(lambda: actor.remote(command, arguments, is_loopback), bounds.minimum)
     with jaxctx.Client(config.router, api_key=key) as client:
         supervise(RouterLoads(client, config.full), fleet, bounds, stop, hurry)
     ray.shutdown()
@@ -76,7 +76,7 @@ def check_router(config: RayConfig) -> bool:
 
 
 def is_on_loopback(router: str) -> bool:
-    """Whether all addresses of HOST:PORT are loopback addresses. Raises OSError for a name that nobody knows."""
+    """Whether all addresses of HOST:PORT are loopback addresses. Raises OSError for an unknown name."""
     host = router.rpartition(":")[0].strip("[]")
     addresses = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
     return all(ipaddress.ip_address(address).is_loopback for address in addresses)
@@ -98,10 +98,10 @@ class RouterLoads:
     def __init__(self, client: jaxctx.Client, full: int | None) -> None:
         """`full`: requests at which an engine is full, if fewer than it serves at once."""
         self._client, self._full = client, full
-        self._answers = True  # the router did, when it was asked last
+        self._answers = True  # whether the router answered the last call
 
     def get(self) -> Mapping[str, EngineLoad] | None:
-        """Of the engines that take work, by address; None if the router does not answer."""
+        """The loads of the engines that accept work, by address; None if the router does not answer."""
         try:
             engines = self._client.engines(timeout_s=ROUTER_TIMEOUT_S)
         except JaxctxError as error:
@@ -134,7 +134,7 @@ def supervise(
             starting = missing + fleet.wanted - len(fleet.staying)
             wanted, trend = decide_engine_count(loads.values(), starting, fleet.wanted, bounds, trend, now)
             if wanted != fleet.wanted:
-                why = "all are full" if wanted > fleet.wanted else "fewer have room for all that runs"
+                why = "all are full" if wanted > fleet.wanted else "fewer have capacity for all that runs"
                 log.info("%d engines from now on, not %d: %s", wanted, fleet.wanted, why)
                 fleet.wanted = wanted
         fleet.reconcile(loads or {}, now)
@@ -149,15 +149,6 @@ def supervise(
 
 def set_on_signals(stop: threading.Event, hurry: threading.Event) -> None:
     """Let SIGINT or SIGTERM set `stop`, and a second one, later than SAME_SIGNAL_S, `hurry`."""
-    first_at: float | None = None
-
-    def handle(*_: object) -> None:
-        nonlocal first_at
-        if first_at is None:
-            first_at = time.monotonic()
-        elif time.monotonic() - first_at > SAME_SIGNAL_S:
-            hurry.set()
-        stop.set()
-
+    signals = StopSignals(stop=stop.set, end_now=hurry.set, clock=time.monotonic)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
+        signal.signal(number, signals.handle)

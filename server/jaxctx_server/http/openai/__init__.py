@@ -1,4 +1,4 @@
-"""The OpenAI API: completions and chat, whole or streamed, for programs that speak nothing else.
+"""The OpenAI API: completions and chat, whole or streamed, for programs that use no other API.
 
     POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /v1/models/ID
 

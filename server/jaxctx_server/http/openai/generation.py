@@ -37,7 +37,7 @@ log = logging.getLogger("jaxctx.http")
 
 @dataclass(slots=True)
 class UsageTotal:
-    """What all outputs of a request cost together. They have one prompt."""
+    """The cost of all outputs of a request together. They have one prompt."""
 
     prompt_tokens: int = 0
     computed_tokens: int = 0  # of the prompt; the others were cached
@@ -63,7 +63,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHeader:
-    """What an answer and all chunks of it begin with."""
+    """The first fields of an answer and of all of its chunks."""
 
     answer_id: str
     created: int  # seconds since 1970

@@ -1,8 +1,8 @@
 """The harness of the stateful tests: random operations on a cache and on the oracle, with a fake device.
 
 `Harness.run_operation` does one operation on cache and oracle, carries out what the engine would do, and compares. A
-slot of the fake device holds a value that depends on all tokens and marks up to it, as KV does. Hence a wrong, stale,
-missed or wrongly shared page shows in what a context reads.
+slot of the fake device holds a value that depends on all tokens and overrides up to it, as KV does. Hence a wrong,
+stale, missed or wrongly shared page shows in what a context reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from jaxctx.cache import page_control
-from jaxctx.cache.attention_overrides import encode_mark
+from jaxctx.cache.attention_overrides import encode_override
 from jaxctx.cache.audit import refcounts
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import ContextCache, Identity, PrefixMatch
@@ -53,7 +53,7 @@ class Saved:
     identity: Identity
     manual: bool
     tokens: list[int]
-    marks: list[bytes]
+    attention_overrides: list[bytes]
     pages: list[Data]
     seq_len: int
     committed: int
@@ -159,21 +159,21 @@ class Harness:
         longest = longest * 5 // 4 if self.setup.pages < 5 else longest * 2 // 3
         count = min(b // 8 % (3 * self.page_size + 2), max(longest - len(e.tokens), 0))
         tokens = [int(b % 8 == 1)] * count  # often the same as others'
-        marks = [self.mark(len(e.tokens) + n, b) for n in range(count)] if b % 8 in (2, 3) else []
-        self.put(e, tokens, marks)
+        overrides = [self.override(len(e.tokens) + n, b) for n in range(count)] if b % 8 in (2, 3) else []
+        self.put(e, tokens, overrides)
 
-    def put(self, e: Expected, tokens: list[int], marks: list[bytes]) -> None:
-        self.cache.append(e.context, tokens, marks)
-        marks = marks or [b""] * len(tokens)
+    def put(self, e: Expected, tokens: list[int], overrides: list[bytes]) -> None:
+        self.cache.append(e.context, tokens, overrides)
+        overrides = overrides or [b""] * len(tokens)
         before = e.values[-1] if e.values else GROUPS.index(e.group)
-        e.values += values_of(before, tokens, marks)
+        e.values += values_of(before, tokens, overrides)
         e.tokens += tokens
-        e.marks += marks
+        e.attention_overrides += overrides
 
-    def mark(self, index: int, b: int) -> bytes:
+    def override(self, index: int, b: int) -> bytes:
         """Some are written out, and yet the usual way."""
         ranges = ((), [(0, index), (index, index + 1)], [(index, index + 1)], [(0, 1), (index, index + 1)])[b // 8 % 4]
-        return encode_mark(index, index + (b % 16 == 2), [(start, stop) for start, stop in ranges if start < stop])
+        return encode_override(index, index + (b % 16 == 2), [(start, stop) for start, stop in ranges if start < stop])
 
     def match(self, e: Expected, b: int) -> None:
         more = [b % 2] * (b % (self.page_size + 1))
@@ -388,7 +388,7 @@ class Harness:
         if not e.suspended and len(self.saved) < 3:
             pages = [self.device.pages[page][:] for page in e.context.page_table().tolist()]
             layout = (pages, self.oracle.seq_len(e), e.committed)
-            self.saved.append(Saved(e.context.identity, e.manual, e.tokens[:], e.marks[:], *layout))
+            self.saved.append(Saved(e.context.identity, e.manual, e.tokens[:], e.attention_overrides[:], *layout))
 
     def revive(self, b: int) -> None:
         """A context of what was saved; its pages come as from a store, some late and some never."""
@@ -396,7 +396,7 @@ class Harness:
             return
         saved = self.saved.pop(b % len(self.saved))
         e = self.enter(saved.identity, saved.manual, b)
-        self.put(e, saved.tokens, saved.marks)
+        self.put(e, saved.tokens, saved.attention_overrides)
         known = len(self.oracle.path(e, [], self.oracle.kept, saved.seq_len))
         slots = self.cache.offload(e.context, saved.seq_len, saved.committed)
         if e.manual and saved.seq_len > saved.committed * self.page_size:
@@ -465,7 +465,9 @@ class Harness:
         assert c.tokens().tolist() == e.tokens
         middle = len(e.tokens) // 2
         assert c.tokens(middle, max(seq_len, middle)).tolist() == e.tokens[middle : max(seq_len, middle)]
-        assert c.marks == {index: mark for index, mark in enumerate(e.marks) if mark}
+        assert c.attention_overrides == {
+            index: override for index, override in enumerate(e.attention_overrides) if override
+        }
         assert c.manual_pages == e.manual_pages
         assert e.offloaded_pages.keys() >= {n for n, offloaded in c.offloaded_pages.items() if not offloaded.lost}, (
             "offloaded what is computed"
@@ -490,15 +492,15 @@ class Harness:
             assert node.parent.identity is not None or not root
             before = GROUPS.index(replace(node.parent.identity, namespace="")) if root else self.values(node.parent)[-1]
             tokens = memoryview(node.tokens).cast("i").tolist()
-            marks = decode_page(node.marks, 0)
-            self._values[node] = values_of(before, tokens, [marks.get(n, b"") for n in range(self.page_size)])
+            overrides = decode_page(node.attention_overrides, 0)
+            self._values[node] = values_of(before, tokens, [overrides.get(n, b"") for n in range(self.page_size)])
         return self._values[node]
 
 
-def values_of(before: object, tokens: list[int], marks: list[bytes]) -> Data:
+def values_of(before: object, tokens: list[int], overrides: list[bytes]) -> Data:
     """What the slots of tokens hold, after a slot that holds `before`."""
     values: Data = []
-    for token, mark in zip(tokens, marks, strict=True):
-        before = hash((before, token, mark))
+    for token, override in zip(tokens, overrides, strict=True):
+        before = hash((before, token, override))
         values.append(before)
     return values

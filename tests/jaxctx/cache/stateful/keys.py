@@ -34,8 +34,8 @@ class Keys:
         self.depth.append(depth)
         return len(self.owner) - 1
 
-    def key(self, before: Key, owner: Key, tokens: list[int], marks: list[bytes]) -> Key:
-        name = (before, owner, tuple(tokens), tuple(marks))
+    def key(self, before: Key, owner: Key, tokens: list[int], overrides: list[bytes]) -> Key:
+        name = (before, owner, tuple(tokens), tuple(overrides))
         if name not in self._keys:
             self._keys[name] = self._new_key(owner, self.depth[before] + 1)
         return self._keys[name]
@@ -49,21 +49,24 @@ class Keys:
         key, keys = self.root(root.identity), []
         for depth, node in enumerate(chain):
             assert node.owner.identity is not None
-            marks, owner = decode_page(node.marks, depth * self.page_size), self.root(node.owner.identity)
+            overrides, owner = (
+                decode_page(node.attention_overrides, depth * self.page_size),
+                self.root(node.owner.identity),
+            )
             places = range(depth * self.page_size, (depth + 1) * self.page_size)
             tokens = np.frombuffer(node.tokens, np.int32).tolist()
-            key = self.key(key, owner, tokens, [marks.get(place, b"") for place in places])
+            key = self.key(key, owner, tokens, [overrides.get(place, b"") for place in places])
             keys.append(key)
         return keys
 
     def walk(
-        self, key: Key, owner: Key, tokens: list[int], marks: list[bytes], start: int, among: Collection[Key]
+        self, key: Key, owner: Key, tokens: list[int], overrides: list[bytes], start: int, among: Collection[Key]
     ) -> list[Key]:
         """The keys, of those `among`, that continue `key` for the tokens from `start` on."""
         path: list[Key] = []
         size = self.page_size
         while start + size <= len(tokens):
-            page = tuple(tokens[start : start + size]), tuple(marks[start : start + size])
+            page = tuple(tokens[start : start + size]), tuple(overrides[start : start + size])
             found = -1
             if self.owner[key] == owner or self.owner[key] in self.published:
                 found = self._keys.get((key, self.owner[key], *page), -1)
@@ -77,11 +80,11 @@ class Keys:
 
 
 def decode_page(page: bytes, first: int) -> dict[int, bytes]:
-    """The marks by index, of a page whose first token has the index `first`."""
-    marks: dict[int, bytes] = {}
+    """The overrides by index, of a page whose first token has the index `first`."""
+    overrides: dict[int, bytes] = {}
     start = 0
     while start < len(page):
         offset, length = array("i", page[start : start + 8])
-        marks[first + offset] = page[start + 8 : start + 8 + length]
+        overrides[first + offset] = page[start + 8 : start + 8 + length]
         start += 8 + length
-    return marks
+    return overrides

@@ -1,9 +1,10 @@
 """The oracle: what every operation must do, without nodes, hashes, holders or page ids.
 
 Contexts are token lists and lists of keys. A key is a name for everything that a committed page depends on: the key of
-the page before, who may find it, its tokens and its marks. The device is the set of keys that are on it, with the time
-each lost its last holder, and free pages are a number. Of the other tiers the oracle knows only what could be in them
-(`kept`), or what is in them where nothing is ever dropped (`unbounded`); what `restore` gained it is told, and checks.
+the page before, who may find it, its tokens and its overrides. The device is the set of keys that are on it, with the
+time each lost its last holder, and free pages are a number. Of the other tiers the oracle knows only what could be in
+them (`kept`), or what is in them where nothing is ever dropped (`unbounded`); what `restore` gained is an argument,
+which it checks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Expected:
     pinned: bool = False
     role: str = ""  # "snapshot" and "publication" are only forked and closed
     tokens: list[int] = field(default_factory=list)
-    marks: list[bytes] = field(default_factory=list)
+    attention_overrides: list[bytes] = field(default_factory=list)
     values: list[object] = field(default_factory=list)  # what its slots hold
     chain: list[Key] = field(default_factory=list)
     working: int = 0
@@ -58,12 +59,12 @@ class Oracle:
 
     # --- paths ---------------------------------------------------------------------------------------------------
 
-    def search(self, e: Expected, tokens: list[int], marks: list[bytes], among: Collection[Key]) -> list[Key]:
+    def search(self, e: Expected, tokens: list[int], overrides: list[bytes], among: Collection[Key]) -> list[Key]:
         """As a new context like `e` would."""
-        best = self.keys.walk(e.root, e.root, tokens, marks, 0, among)
+        best = self.keys.walk(e.root, e.root, tokens, overrides, 0, among)
         for other in self.published:
             if other.group == e.group:
-                path = self.keys.walk(other.root, e.root, tokens, marks, 0, among)
+                path = self.keys.walk(other.root, e.root, tokens, overrides, 0, among)
                 best = path if len(path) > len(best) else best
         return best
 
@@ -71,14 +72,14 @@ class Oracle:
         """The keys that would continue a context's chain (or, if suspended, be it), once `more` is appended."""
         if e.working_tokens:
             return []
-        tokens, marks = e.tokens + more, e.marks + [b""] * len(more)
+        tokens, overrides = e.tokens + more, e.attention_overrides + [b""] * len(more)
         if limit is not None:
             tokens = tokens[:limit]
         if e.manual_pages is not None:
             tokens = tokens[: e.manual_pages * self.page_size]
         if e.suspended or not e.chain:
-            return self.search(e, tokens, marks, among)
-        return self.keys.walk(e.chain[-1], e.root, tokens, marks, e.committed * self.page_size, among)
+            return self.search(e, tokens, overrides, among)
+        return self.keys.walk(e.chain[-1], e.root, tokens, overrides, e.committed * self.page_size, among)
 
     def among(self) -> Collection[Key]:
         """What a path is made of: what is on the device, and elsewhere too if that is known."""
@@ -191,7 +192,7 @@ class Oracle:
     def fork(self, e: Expected) -> Expected:
         pages = self.pages_for(e.working_tokens)
         self.take(pages)
-        lists = {name: getattr(e, name)[:] for name in ("tokens", "marks", "values", "chain")}
+        lists = {name: getattr(e, name)[:] for name in ("tokens", "attention_overrides", "values", "chain")}
         return replace(e, pinned=False, role="", working=pages, offloaded_pages={}, **lists)
 
     def truncate(self, e: Expected, tokens: int) -> None:
@@ -263,10 +264,10 @@ class Oracle:
         for key in range(e.committed):
             part = slice(key * self.page_size, (key + 1) * self.page_size)
             before = publication.chain[-1] if publication.chain else root
-            publication.chain.append(self.keys.key(before, root, e.tokens[part], e.marks[part]))
+            publication.chain.append(self.keys.key(before, root, e.tokens[part], e.attention_overrides[part]))
             self.place(publication.chain[-1])
         end = e.committed * self.page_size
-        publication.tokens, publication.marks = e.tokens[:end], e.marks[:end]
+        publication.tokens, publication.attention_overrides = e.tokens[:end], e.attention_overrides[:end]
         publication.values = e.values[:end]
         self.published.append(publication)
         self.keys.published.add(root)
@@ -333,9 +334,9 @@ class Oracle:
         for _ in range(pages):
             part = slice(e.committed * self.page_size, (e.committed + 1) * self.page_size)
             before = e.chain[-1] if e.chain else e.root
-            key = self.keys.key(before, e.root, e.tokens[part], e.marks[part])
+            key = self.keys.key(before, e.root, e.tokens[part], e.attention_overrides[part])
             if self.keys.owner[before] in self.keys.published - {e.root}:
-                theirs = self.keys.key(before, self.keys.owner[before], e.tokens[part], e.marks[part])
+                theirs = self.keys.key(before, self.keys.owner[before], e.tokens[part], e.attention_overrides[part])
                 if theirs in self.kept and self.tiers and not self.unbounded:
                     chosen = self.keys.chain(e.context)[e.committed]
                     assert chosen in (key, theirs), "committed as something else"
@@ -350,7 +351,7 @@ class Oracle:
         return merged
 
     def _keep(self, e: Expected, length: int) -> None:
-        del e.tokens[length:], e.marks[length:], e.values[length:]
+        del e.tokens[length:], e.attention_overrides[length:], e.values[length:]
         del e.chain[length // self.page_size :]
         e.working_tokens = min(e.working_tokens, length - e.committed * self.page_size)
         e.offloaded_pages = {

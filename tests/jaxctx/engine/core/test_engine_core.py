@@ -9,7 +9,7 @@ import pytest
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.scheduler.scheduler_output import ContextSuspended, RequestFailed
 from jaxctx.errors import JaxctxError, ResourceExhausted, Unavailable
-from jaxctx.types import CreateContextRequest
+from jaxctx.types import ContextState, CreateContextRequest
 from tests.jaxctx.engine.simulated import Simulated, with_config
 
 ME = Caller()
@@ -81,3 +81,21 @@ def test_a_request_whose_event_was_not_carried_out_gets_an_answer_when_the_engin
         core._carry_out_events([RequestFailed(request, ResourceExhausted("late", reason="QUEUE_FULL"), True)])
     core.fail_all(Unavailable("the engine stopped"))
     assert [type(result) for result in reply.results] == [Unavailable]
+
+
+def test_a_finished_opening_is_described_as_it_ended_though_its_context_is_suspended_in_the_same_schedule() -> None:
+    core: Any = Simulated(with_config(pages=4, page_size=4), lambda batch, at: 0.01).core
+    opened = core.contexts.create(ME, CreateContextRequest())
+    core.cache.append(opened, np.arange(100, 108, dtype=np.int32))
+    core.cache.grow(opened, 8)
+    core.cache.mark_computed(opened, 8)
+    core.cache.suspend(opened)
+    reply: Any = Reply()
+    core.resume(ME, opened, reply)
+    fill(core, 16)  # needs all pages, those of the opened context too
+    core.schedule()
+    assert opened.suspended
+    (result,) = reply.results
+    assert (result.resident, result.computed) == (8, 0)
+    assert (result.context.state, result.context.seq_len) == (ContextState.IDLE, 8)
+    assert result.context.version == opened.version - 1  # the suspension is the change after it

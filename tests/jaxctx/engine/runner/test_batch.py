@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxctx.cache.attention_overrides import encode_mark
+from jaxctx.cache.attention_overrides import encode_override
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache, Identity
 from jaxctx.engine.core.forward_pass import NO_FORWARD, Sampler
@@ -172,7 +172,7 @@ def test_a_token_whose_kv_is_there_is_computed_again_into_the_scratch_page(cache
 
 def test_a_custom_mask_step_has_the_overrides_and_the_samplers_of_its_request(cache: ContextCache) -> None:
     context = cache.create(Identity("", "model"))
-    overrides = [encode_mark(0, 0), encode_mark(1, 30), encode_mark(2, 2, [(0, 1), (2, 3)])]
+    overrides = [encode_override(0, 0), encode_override(1, 30), encode_override(2, 2, [(0, 1), (2, 3)])]
     cache.append(context, [50, 51, 52], overrides)
     cache.grow(context, 3)
     forward = SimpleNamespace(samplers={2: Sampler(GREEDY, 8)})
@@ -195,7 +195,9 @@ def test_overrides_are_by_index_and_the_first_row_may_be_any() -> None:
     views = make_views(rows=4, mask_words=2)
     views.positions[:] = 40, 41, 42, 43
     causal = array("i", [41, 0, 42]).tobytes()
-    write_attention_overrides(views, 40, 3, {41: causal, 42: encode_mark(42, 7, [(31, 34)]), 43: encode_mark(43, 1)})
+    write_attention_overrides(
+        views, 40, 3, {41: causal, 42: encode_override(42, 7, [(31, 34)]), 43: encode_override(43, 1)}
+    )
     assert views.positions.tolist() == [40, 41, 7, 43]  # the last row is not one of the three
     seen = np.unpackbits(views.mask.view(np.uint8), axis=1, bitorder="little").astype(bool)
     assert seen[0].all()

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.cache.attention_overrides import encode_mark
+from jaxctx.cache.attention_overrides import encode_override
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core.forward_pass import Sampler
 from jaxctx.engine.runner.batch import write_attention_overrides, write_samples
@@ -201,7 +201,7 @@ def test_an_explicit_causal_mask_is_none_to_the_bit(subject: Subject) -> None:
 @with_echo
 @pytest.mark.parametrize("chunks", [(1,), (3,), (4,), (17,), (1, 30, 4)])
 def test_chunks_equal_the_whole(subject: Subject, chunks: Sequence[int]) -> None:
-    overrides = {index: encode_mark(index, index + 11, window(index)) for index in range(LENGTH)}
+    overrides = {index: encode_override(index, index + 11, window(index)) for index in range(LENGTH)}
     got, whole = subject.run(overrides, chunks, SOME)[0], subject.run(overrides, outputs=SOME)[0]
     np.testing.assert_allclose(got, whole, **CLOSE)
 
@@ -209,7 +209,7 @@ def test_chunks_equal_the_whole(subject: Subject, chunks: Sequence[int]) -> None
 @with_decoder
 def test_a_sliding_window_with_sinks_equals_dense_attention(subject: Subject) -> None:
     masks = {index: window(index) for index in range(LENGTH)}
-    overrides = {index: encode_mark(index, index, ranges) for index, ranges in masks.items()}
+    overrides = {index: encode_override(index, index, ranges) for index, ranges in masks.items()}
     logits, _ = subject.run(overrides, (7, 40), SOME)
     want = subject.dense(masks=masks)[list(SOME)]
     np.testing.assert_allclose(logits, want, **CLOSE)
@@ -223,7 +223,7 @@ def test_random_masks_that_hide_even_the_token_itself(subject: Subject) -> None:
     for index in rng.choice(LENGTH, 40, replace=False).tolist():
         edges = sorted(rng.choice(index + 2, min(index + 2, 6), replace=False).tolist())
         masks[index] = list(zip(edges[::2], edges[1::2], strict=False)) or [(0, 1)]
-    overrides = {index: encode_mark(index, index, ranges) for index, ranges in masks.items()}
+    overrides = {index: encode_override(index, index, ranges) for index, ranges in masks.items()}
     everything = range(LENGTH)
     logits, _ = subject.run(overrides, (16,), everything)
     np.testing.assert_allclose(logits, subject.dense(masks=masks), **CLOSE)
@@ -236,7 +236,7 @@ def test_positions_are_those_of_the_rotation(subject: Subject) -> None:
     positions[20:] += 1000
     positions[40] = positions[39]
     masks = {index: window(index) for index in range(30, 50)}
-    overrides = {i: encode_mark(i, int(positions[i]), masks.get(i, ())) for i in range(LENGTH)}
+    overrides = {i: encode_override(i, int(positions[i]), masks.get(i, ())) for i in range(LENGTH)}
     logits, _ = subject.run(overrides, (LENGTH,), SOME)
     want = subject.dense(positions, masks)[list(SOME)]
     np.testing.assert_allclose(logits, want, rtol=1e-3, atol=1e-3)

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxctx.engine.config import EngineConfig, physical_memory
+from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import memory_planner
 from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel, StateFunction
 from jaxctx.engine.runner.memory_planner import TARGETS, MemoryPlan, compiling_for, memory_analysis, plan_memory
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.errors import FailedPrecondition
+from jaxctx.host_memory import physical_memory
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
 from scripts.checkpoints import init_random

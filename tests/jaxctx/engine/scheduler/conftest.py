@@ -48,6 +48,7 @@ class SchedulerHarness:
             cache=self.cache,
             block_manager=blocks,
             config=self.config,
+            model_id="model",
             smallest_step_rows=1,
             max_forward_rows=8,
             max_forward_outputs=2,

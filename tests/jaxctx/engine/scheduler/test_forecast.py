@@ -27,7 +27,7 @@ def test_nothing_is_known_before_it_is_measured_and_what_is_not_known_is_not_lat
     assert unknown.costs.token_s(NOW, 8) is None
     assert unknown.costs.row_s(NOW) == 0
     assert unknown.shortfall_s(NOW, 0.001, ONE, full) == 0
-    assert unknown.hopeless(NOW, 0.001, ONE, 8, 0.0) <= 1
+    assert unknown.lateness(NOW, 0.001, ONE, 8, 0.0) <= 1
     measured(unknown.costs, 5.0, steps=7)
     assert unknown.shortfall_s(NOW, 0.001, ONE, full) == 0
 
@@ -93,15 +93,15 @@ def test_what_was_measured_long_ago_is_believed_less_and_less() -> None:
     assert known.shortfall_s(NOW, 10.0, ONE, empty) == 0  # of one alone nothing was measured
 
 
-@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("at_fair_share", [False, True])
 @pytest.mark.parametrize(
     ("ahead", "wait"),
     [(0, 0.1), (1, 0.3), (3, 0.7), (4, 0.1 + 1), (7, 0.7 + 1), (8, 0.1 + 2), (4000, 0.1 + 1000)],
 )
-def test_slots_become_free_one_after_the_other(ahead: int, wait: float, crowded: bool) -> None:
+def test_slots_become_free_one_after_the_other(ahead: int, wait: float, at_fair_share: bool) -> None:
     known = forecast(0.01, 4)
-    queue = QueueState(4, 4, [10.0, 30.0, 50.0, 70.0], ahead, ONE, crowded=crowded)
-    margin = 0.25 if crowded else 0.0  # of its own second
+    queue = QueueState(4, 4, [10.0, 30.0, 50.0, 70.0], ahead, ONE, at_fair_share=at_fair_share)
+    margin = 0.25 if at_fair_share else 0.0  # of its own second
     assert known.shortfall_s(NOW, wait + 1 + margin + 1e-6, ONE, queue) == 0
     assert known.shortfall_s(NOW, wait + 0.9, ONE, queue) == pytest.approx(margin + 0.1)
 
@@ -128,10 +128,10 @@ def test_if_it_is_too_slow_among_many_it_may_do_among_few() -> None:
 
 def test_of_running_ones_those_that_are_nearly_done_have_more_patience() -> None:
     known = forecast(0.01, 8)
-    assert known.hopeless(NOW, 0.9, ONE, 8, 0.0) > 1
-    assert known.hopeless(NOW, 0.95, ONE, 8, 0.99) <= 1
-    assert known.hopeless(NOW, 0.5, ONE, 8, 0.99) > 1
-    assert known.hopeless(NOW, math.inf, ONE, 8, 0.0) == 0
+    assert known.lateness(NOW, 0.9, ONE, 8, 0.0) > 1
+    assert known.lateness(NOW, 0.95, ONE, 8, 0.99) <= 1
+    assert known.lateness(NOW, 0.5, ONE, 8, 0.99) > 1
+    assert known.lateness(NOW, math.inf, ONE, 8, 0.0) == 0
 
 
 def test_lengths_are_known_by_tenant_and_size_and_forgotten() -> None:

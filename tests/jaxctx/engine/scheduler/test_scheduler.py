@@ -5,7 +5,7 @@ import pytest
 from jaxctx.engine.core.forward_pass import CustomMaskForward
 from jaxctx.engine.scheduler.scheduler_output import RequestFailed, RequestFinished
 from jaxctx.errors import ResourceExhausted
-from jaxctx.types import ForwardOutput
+from jaxctx.types import ContextState, ForwardOutputParams
 
 
 def rows_of(batch):
@@ -78,7 +78,7 @@ def test_only_requests_with_history_load_their_slot(harness) -> None:
 
 def test_custom_mask_rows_have_steps_of_their_own(harness) -> None:
     request = harness.fill([1, 2, 3, 4, 5, 6])
-    request.forward = CustomMaskForward(0, {index: ForwardOutput(index=index, top=1) for index in (3, 4, 5)})
+    request.forward = CustomMaskForward(0, {index: ForwardOutputParams(index=index, top=1) for index in (3, 4, 5)})
     harness.scheduler.submit(request)
     standard, first, second = harness.step(), harness.step(), harness.step()
     assert rows_of(standard) == [(request, 0, 3, 0)]
@@ -105,7 +105,10 @@ def test_an_opening_whose_pages_are_all_there_finishes_without_a_row(harness) ->
     harness.scheduler.submit(opening)
     decided = harness.schedule()
     assert decided.batch is None
-    assert decided.events == [RequestFinished(opening)]
+    (finished,) = decided.events
+    assert isinstance(finished, RequestFinished)
+    assert finished.request is opening
+    assert (finished.context.state, finished.context.seq_len) == (ContextState.IDLE, 8)
     assert opening.ended
     assert opening.resident_tokens == 8
 

@@ -78,7 +78,7 @@ async def test_what_is_stored_of_a_context(engine: LocalEngine, snapshot_context
     assert record.tokens.tolist() == list(range(1, 41))
     assert (record.seq_len, record.committed_pages, record.working_tokens, record.pages) == (40, 0, 40, 3)
     assert (record.page_size, record.page_bytes, record.manual_commit, record.salt) == (16, size, True, "pepper")
-    assert (record.kv_dtype, record.marks) == (engine.core.contexts.model.kv_dtype, {})
+    assert (record.kv_dtype, record.attention_overrides) == (engine.core.contexts.model.kv_dtype, {})
     assert pages == 2
 
 
@@ -96,7 +96,7 @@ def make_record(engine: LocalEngine, **changes: Any) -> ContextRecord:
         working_tokens=8,
         manual_commit=False,
         tokens=np.arange(1, 43, dtype=np.int32),
-        marks={},
+        attention_overrides={},
     )
     return replace(record, **changes)
 

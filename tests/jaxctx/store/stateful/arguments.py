@@ -34,9 +34,9 @@ def draw_lineage(draw: Random, tenant: str) -> ContextRecord:
     if draw.random() < 0.4:
         tokens[-1] += 50
     seq_len = len(tokens) - (draw.randrange(len(tokens) + 1) if draw.random() < 0.3 else 0)
-    marks = {draw.randrange(seq_len): b"m"} if seq_len and draw.random() < 0.2 else {}
+    overrides = {draw.randrange(seq_len): b"m"} if seq_len and draw.random() < 0.2 else {}
     salt = draw.choice(("", "", "", "x"))
-    return lineage(tokens, seq_len=seq_len, identity=tenant.encode(), salt=salt, marks=marks)
+    return lineage(tokens, seq_len=seq_len, identity=tenant.encode(), salt=salt, attention_overrides=overrides)
 
 
 def draw_version(

@@ -22,9 +22,14 @@ Content: TypeAlias = tuple[object, ...]  # all that the data of a page depends o
 def contents(lineage: ContextRecord) -> list[Content]:
     """Of each page."""
     ends = [min(start + PAGE_SIZE, lineage.seq_len) for start in range(0, lineage.seq_len, PAGE_SIZE)]
-    tokens, marks = lineage.tokens.tolist(), sorted(lineage.marks.items())
+    tokens, overrides = lineage.tokens.tolist(), sorted(lineage.attention_overrides.items())
     return [
-        (lineage.identity, lineage.salt, *tokens[:end], *((index, mark) for index, mark in marks if index < end))
+        (
+            lineage.identity,
+            lineage.salt,
+            *tokens[:end],
+            *((index, override) for index, override in overrides if index < end),
+        )
         for end in ends
     ]
 
