@@ -172,7 +172,7 @@ class Dispatcher:
                 chosen = min(holders, key=lambda engine: engine.impact(task))
             if longest:
                 return chosen, f"holds {longest} characters of its prompt"
-        return chosen, "least impact" if self.policy.least_impact else "first with room"
+        return chosen, "least impact" if self.policy.least_impact else "first with capacity"
 
     def _start(self, task: Task, engine: EngineHandle, reason: str) -> None:
         tenant = task.call.tenant

@@ -155,7 +155,7 @@ def test_settings_of_programs_reach_them(compile_cache: Path) -> None:
         with jaxctx.Client(server.address) as client, client.create_session() as session:
             for _ in range(2):  # with the settings' defaults the second one is said to hold so many characters
                 session.call(SYSTEM + "{{o}}", o=Output(max_tokens=3)).output.get()
-            assert [task.why for task in session.graph()] == ["first with room"] * 2
+            assert [task.why for task in session.graph()] == ["first with capacity"] * 2
             kept: list[jaxctx.Context] = []
             while [each.info.expiry and each.info.expiry.seconds for each in kept] != [77.0]:  # in the background
                 kept = list(client.contexts(include_program_contexts=True))
