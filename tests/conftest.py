@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,33 @@ def _add_xla_flag(name: str, value: str) -> None:
 _add_xla_flag("--xla_force_host_platform_device_count", "2")
 if os.environ.get("JAXCTX_TESTS_OPTIMISED") != "1":
     _add_xla_flag("--xla_backend_optimization_level", "0")
+
+
+# The longest files, in the order in which workers take them: a worker that took one last would still be at it when the
+# others have ended. pytest-xdist sends a file that was collected first first with --no-loadscope-reorder.
+LONGEST_FILES = (
+    "tests/e2e/test_command.py",
+    "tests/jaxctx/engine/runner/test_model_runner.py",
+    "tests/kernels/test_pallas_tpu.py",
+    "tests/kernels/test_reference.py",
+    "tests/jaxctx/engine/test_parity.py",
+    "tests/e2e/test_engine_processes.py",
+    "tests/jaxctx/engine/scheduler/test_deadlines.py",
+    "tests/e2e/test_restart.py",
+    "tests/kernels/test_mosaic_hopper.py",
+    "tests/e2e/test_distributions.py",
+    "tests/kernels/test_kv_cache.py",
+    "tests/e2e/test_keys.py",
+    "tests/scripts/test_environment.py",
+    "tests/jaxctx/cache/test_mutations.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, in the order above."""
+    root = Path(__file__).parents[1]
+    places = {str(root / name): place for place, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: places.get(str(item.path), len(places)))
 
 
 def pytest_configure() -> None:

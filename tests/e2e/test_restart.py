@@ -120,6 +120,7 @@ async def test_14_a_kill_during_saves_leaves_the_old_or_the_new(start) -> None:
         killed(server)
 
 
+@pytest.mark.slow
 def test_the_readmes_save_kill_open_runs_as_pasted(store, compile_cache) -> None:
     said = []
     for name in ("save", "open"):
