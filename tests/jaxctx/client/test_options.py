@@ -33,6 +33,7 @@ SHARED: dict[str, Any] = {
     "include_stop": True,
 }
 GENERATE = SHARED | {"logprobs": True, "top_logprobs": 4, "resume_tokens": 1}
+BESIDE_OPTIONS = {"context_id", "n", "sampling"}  # fields of every request for an output
 CALL_OUTPUT = SHARED | {"criterion": jaxctx.Criterion.LATENCY}
 
 
@@ -61,7 +62,7 @@ async def test_an_option_of_generate_is_sent_alone(either: Any, client: Any, fak
     (request,) = fake.requests["Generate"]
     assert not request.sampling.ListFields()
     fields = sent_fields(request)
-    assert {key: fields[key] for key in fields.keys() - {"context_id", "sampling"}} == {name: GENERATE[name]}
+    assert {key: fields[key] for key in fields.keys() - BESIDE_OPTIONS} == {name: GENERATE[name]}
 
 
 @pytest.mark.parametrize("name", SAMPLING)
@@ -70,7 +71,7 @@ async def test_an_option_of_sampling_is_sent_alone(either: Any, client: Any, fak
     await either(context.complete(**{name: SAMPLING[name]}))
     (request,) = fake.requests["Generate"]
     assert sent_fields(request.sampling) == {name: SAMPLING[name]}
-    assert sent_fields(request).keys() == {"context_id", "sampling"}
+    assert sent_fields(request).keys() == BESIDE_OPTIONS
 
 
 async def test_an_option_that_is_none_is_not_sent(either: Any, client: Any, fake: Any) -> None:
@@ -78,7 +79,7 @@ async def test_an_option_that_is_none_is_not_sent(either: Any, client: Any, fake
     await either(context.complete(**dict.fromkeys(GenerateOptions.__annotations__)))
     await either(context.complete())
     for request in fake.requests["Generate"]:
-        assert sent_fields(request).keys() == {"context_id", "sampling"}
+        assert sent_fields(request).keys() == BESIDE_OPTIONS
         assert not request.sampling.ListFields()
 
 

@@ -124,6 +124,17 @@ async def test_when_every_token_stops_one_pass_finds_the_likeliest(either: Any, 
     assert len(fake.requests["Forward"]) == 1
 
 
+async def test_beams_that_can_no_longer_win_are_given_up(either: Any, client: Any, fake: Any) -> None:
+    """The second likeliest token ends its beam; whatever follows the likeliest one makes that beam less likely."""
+    first_step = log_probabilities(PROMPT)
+    likeliest, second = sorted(range(VOCAB_SIZE), key=lambda token: -first_step[token])[:2]
+    assert first_step[likeliest] + max(log_probabilities([*PROMPT, likeliest])) < first_step[second]
+    context = await either(client.create(tokens=PROMPT))
+    beam = await either(either.decoding.beam_search(context, width=4, max_tokens=6, stop_token_ids=[second]))
+    assert beam.tokens == (second,)
+    assert len(fake.requests["Forward"]) == 2
+
+
 @pytest.mark.parametrize(("width", "max_tokens", "field"), [(0, 5, "width"), (2, 0, "max_tokens"), (-1, 0, "width")])
 async def test_beam_search_refuses_numbers_below_one(
     either: Any, client: Any, fake: Any, width: int, max_tokens: int, field: str
@@ -147,9 +158,10 @@ def completion(*logprobs: float) -> Completion[None]:
     )
 
 
-def test_likelihood_is_the_sum_of_the_log_probabilities() -> None:
-    assert jaxctx.decoding.likelihood(completion(-0.5, -1.25, -2.0)) == -3.75
-    assert jaxctx.decoding.likelihood(completion()) == 0
+@pytest.mark.parametrize("decoding", [jaxctx.decoding, jaxctx.aio.decoding], ids=["blocking", "aio"])
+def test_likelihood_is_the_sum_of_the_log_probabilities(decoding: Any) -> None:
+    assert decoding.likelihood(completion(-0.5, -1.25, -2.0)) == -3.75
+    assert decoding.likelihood(completion()) == 0
 
 
 async def test_best_of_asks_for_log_probabilities_whatever_its_options(either: Any, client: Any, fake: Any) -> None:

@@ -138,14 +138,15 @@ async def test_a_stop_token_among_the_drafts_ends_the_output(either: Any, client
     assert await either(context.tokens()) == PROMPT + tokens
 
 
-def test_prompt_lookup_finds_the_latest_occurrence() -> None:
+@pytest.mark.parametrize("decoding", [jaxctx.decoding, jaxctx.aio.decoding], ids=["blocking", "aio"])
+def test_prompt_lookup_finds_the_latest_occurrence(decoding: Any) -> None:
     tokens = [1, 2, 3, 7, 1, 2, 3, 8, 9, 1, 2, 3]
-    assert jaxctx.decoding.prompt_lookup(tokens) == [8, 9, 1, 2, 3]
-    assert jaxctx.decoding.prompt_lookup(tokens, length=2) == [8, 9]
-    assert jaxctx.decoding.prompt_lookup(tokens, ngram=5) == []
-    assert jaxctx.decoding.prompt_lookup([4, 4, 4, 4], ngram=2) == [4]
-    assert jaxctx.decoding.prompt_lookup(tokens, length=0) == []
-    assert jaxctx.decoding.prompt_lookup([1, 2]) == jaxctx.decoding.prompt_lookup([]) == []
+    assert decoding.prompt_lookup(tokens) == [8, 9, 1, 2, 3]
+    assert decoding.prompt_lookup(tokens, length=2) == [8, 9]
+    assert decoding.prompt_lookup(tokens, length=0) == []
+    assert decoding.prompt_lookup(tokens, ngram=5) == []
+    assert decoding.prompt_lookup([4, 4, 4, 4], ngram=2) == [4]
+    assert decoding.prompt_lookup([1, 2]) == decoding.prompt_lookup([]) == []
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["refused", "answer lost"])
