@@ -163,6 +163,11 @@ def test_a_token_of_several_files_is_added_once() -> None:
     assert added(backend) == {3: "<x>"}
 
 
+def test_a_declared_token_keeps_its_flags_if_it_is_named_too() -> None:
+    backend = add({"added_tokens_decoder": {"3": {"content": "<x>", "lstrip": True}}, "pad_token": "<x>"})
+    assert backend.get_added_tokens_decoder()[3].lstrip
+
+
 def test_a_named_token_that_is_an_entry_becomes_special_in_its_place() -> None:
     backend = add({"eos_token": "b"}, vocab_size=3)
     assert added(backend) == {1: "b"}

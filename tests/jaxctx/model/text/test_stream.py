@@ -175,6 +175,12 @@ def test_how_many_ids_come_at_once_makes_no_difference(name: str) -> None:
         assert "".join(pieces(tokenizer, ids, cuts)) == one_by_one, (ids, cuts)
 
 
+def test_bytes_that_complete_a_character_of_the_prompt_are_broken_alone() -> None:
+    """The prompt's text is out already, so the character that both make together can no longer come."""
+    detokenizer = Detokenizer(ECHO, list("é".encode()[:1]))
+    assert detokenizer.push("é".encode()[1:]) + detokenizer.finish() == "\ufffd"
+
+
 def test_finish_without_ids_is_empty() -> None:
     assert Detokenizer(ECHO).finish() == ""
     assert Detokenizer(ECHO, [72, 105]).finish() == ""
