@@ -160,3 +160,14 @@ def test_a_row_with_one_token_at_a_finite_distance_draws_it() -> None:
     logits[range(ROWS), tokens] = 0.0
     for options in ({}, {"top_p": 0.9}, {"top_k": 100}, {"min_p": 0.5}):
         assert draw(distance_of(logits), batch_of([{"temperature": 1.0, **options}] * ROWS)).tolist() == tokens
+
+
+def test_top_p_keeps_no_token_beyond_the_one_that_reaches_it() -> None:
+    """Of four equally likely tokens the first two are exactly half."""
+    logits = np.full((ROWS, VOCAB), -np.inf, np.float32)
+    logits[:, [5, 90, 200, 299]] = 0.0
+    drawn: set[int] = set()
+    for position in range(12):
+        rows = [{"temperature": 1.0, "top_p": 0.5, "seed": row, "position": position} for row in range(ROWS)]
+        drawn |= set(draw(distance_of(logits), batch_of(rows)).tolist())
+    assert drawn == {5, 90}
