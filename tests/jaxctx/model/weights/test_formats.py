@@ -81,7 +81,9 @@ def test_orbax_is_read_in_groups(orbax, checkpoint, monkeypatch):
 
 
 def test_orbax_has_the_shapes_and_types_of_its_arrays(orbax):
-    tensor = OrbaxSource(orbax).tensors[Q_PROJ]
+    source = OrbaxSource(orbax)
+    assert source.file == "params"
+    tensor = source.tensors[Q_PROJ]
     assert tensor == StoredTensor((64, 32), "float32", "params")
 
 

@@ -67,6 +67,14 @@ def test_the_revision_stays_where_no_computed_value_changes(checkpoint):
     assert load_model(checkpoint).revision == before
 
 
+def test_the_revision_is_of_the_positions_that_are_computed_not_of_those_that_are_declared(tiny, tmp_path):
+    declared = dataclasses.replace(tiny, declared_positions=4096)
+    for name, config in (("plain", tiny), ("declared", declared)):
+        write_random(tmp_path / name, config, seed=1)
+    assert load_model(tmp_path / "declared").model.config.declared_positions is not None
+    assert load_model(tmp_path / "declared").revision == load_model(tmp_path / "plain").revision
+
+
 def test_progress_counts_bytes(sharded, tmp_path):
     seen = []
     load_model(sharded, progress=lambda done, total: seen.append((done, total)))

@@ -21,7 +21,8 @@ def test_convert_narrows_and_keeps_the_companions(checkpoint, tmp_path):
     convert(checkpoint, tmp_path / "out", dtype="bfloat16", progress=lambda done, total: seen.append((done, total)))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "params", "tokenizer.json"]
     assert seen[-1][0] == seen[-1][1]
-    assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "bfloat16"
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert (written["dtype"], written["extra"], "torch_dtype" in written) == ("bfloat16", 1, False)
     assert load_model(tmp_path / "out").revision == load_model(checkpoint, dtype="bfloat16").revision
 
 
