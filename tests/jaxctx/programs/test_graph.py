@@ -209,9 +209,19 @@ async def test_several_producers_of_one_consumer_are_a_group_for_throughput(harn
     harness.graph.request(consumer.output, Criterion.LATENCY)
     assert consumer.criterion is Criterion.LATENCY
     assert {task.criterion for task in producers} == {Criterion.THROUGHPUT}
+    assert harness.started == producers  # in the order of the inputs
     assert producers[0].group is not None
     assert producers[0].group is producers[1].group is producers[2].group
     assert consumer.group is None
+
+
+async def test_a_producer_of_several_consumers_is_visited_once(harness: GraphHarness) -> None:
+    """Else the time would double with each of these layers, whose two tasks both need both tasks of the one before."""
+    layer = [harness.add([text])[0] for text in "ab"]
+    for _ in range(40):
+        layer = [harness.add([task.output for task in layer])[0] for _ in range(2)]
+    harness.graph.request(layer[0].output, Criterion.LATENCY)
+    assert len(harness.started) == 2
 
 
 async def test_producers_that_have_ended_are_in_no_group(harness: GraphHarness) -> None:
