@@ -243,6 +243,10 @@ class DispatcherHarness:
             self._ends[task].set_exception(error)
         await run_event_loop()
 
+    def is_cancelled(self, task: Task) -> bool:
+        """Whether the engine's work on a task was cancelled."""
+        return self._ends[task].cancelled()
+
     def started_tasks(self) -> list[Task]:
         return [task for task, _ in self.started]
 
@@ -298,6 +302,7 @@ async def test_a_withdrawn_task_neither_runs_nor_is_reported(runs: bool) -> None
     await run_event_loop()
     if runs:
         assert harness.handles[0].running == set()
+        assert harness.is_cancelled(task)
     else:
         harness.dispatcher.engines.register("e", ScriptedEngine(), encode)
         await run_event_loop()
