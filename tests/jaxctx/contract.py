@@ -1,4 +1,4 @@
-"""Compares classes that are written by hand with descriptors of protos/jaxctx/v1, for test_types and test_convert."""
+"""Compares hand-written classes with descriptors of protos/jaxctx/v1, for test_types and convert/test_all_messages."""
 
 from __future__ import annotations
 

@@ -59,15 +59,15 @@ async def test_what_makes_contexts_is_tried_once_and_safely_again_with_an_id(
 
 
 async def test_deadlines(either: Any, serving: Any) -> None:
-    slow = serving.fake.info
+    context_message = serving.fake.context_message
 
-    def info(context_id: str) -> Any:
+    def slow_context_message(context_id: str) -> Any:
         time.sleep(0.6)
-        return slow(context_id)
+        return context_message(context_id)
 
     client = either.client(serving.target, timeout_s=0.2)
     context = await either(client.create(timeout_s=10.0))
-    serving.fake.info = info
+    serving.fake.context_message = slow_context_message
     with pytest.raises(errors.DeadlineExceeded):
         await either(context.refresh())
     assert (await either(context.refresh(timeout_s=10.0))).seq_len == 0

@@ -11,8 +11,7 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.v1 import context_service_pb2 as pb
-
-from .conftest import VOCABULARY, distribution
+from tests.jaxctx.client.fake_server import VOCAB_SIZE, log_probabilities
 
 
 async def test_fill_with_each_kind_of_content(either: Any, client: Any, fake: Any) -> None:
@@ -135,12 +134,12 @@ async def test_forward(either: Any, client: Any, fake: Any) -> None:
     assert request.outputs[0].sample.HasField("temperature")
     assert not request.outputs[1].HasField("sample")
     last, first = result.outputs
-    expected = distribution([1, 5])
+    expected = log_probabilities([1, 5])
     assert last.logprobs == pytest.approx([expected[6], expected[1]])
-    assert [token for token, _ in last.top] == sorted(range(VOCABULARY), key=lambda i: -expected[i])[:2]
+    assert [token for token, _ in last.top] == sorted(range(VOCAB_SIZE), key=lambda i: -expected[i])[:2]
     assert (last.token_id, last.seed, last.logits, last.entropy) == (last.top[0][0], 0, b"", None)
     assert (first.token_id, first.seed, first.logprobs, first.top) == (None, None, (), ())
-    assert struct.unpack(f"<{VOCABULARY}f", first.logits) == pytest.approx(distribution([1, 2, 3]))
+    assert struct.unpack(f"<{VOCAB_SIZE}f", first.logits) == pytest.approx(log_probabilities([1, 2, 3]))
     assert first.entropy > 0
     assert (context.seq_len, context.info.working_tokens) == (5, 5)
 

@@ -80,7 +80,7 @@ async def test_completions(either: Any, client: Any) -> None:
 
 async def test_a_stream_without_an_end_is_no_completion(either: Any, client: Any, fake: Any) -> None:
     context = await either(client.create("hello"))
-    fake.finish = lambda *_: None
+    fake.complete_last_response = lambda *_: None
     with pytest.raises(errors.Internal):
         await either(context.complete())
 
@@ -112,7 +112,7 @@ async def test_options_reach_the_server_and_unset_ones_stay_unset(either: Any, c
 async def test_leaving_early_cancels_and_the_next_operation_waits_for_the_server(
     either: Any, client: Any, fake: Any
 ) -> None:
-    fake.hang, fake.settle_s = True, 0.05
+    fake.stalls, fake.release_delay_s = True, 0.05
     context = await either(client.create("hello"))
     # No `either.each` here: a suspended generator of the test's own would keep the stream alive.
     if either.kind == "blocking":
@@ -122,20 +122,20 @@ async def test_leaving_early_cancels_and_the_next_operation_waits_for_the_server
         async for _ in context.generate():
             break
     assert await asyncio.to_thread(fake.cancelled.wait, 5)
-    fake.hang = False
+    fake.stalls = False
     await either(context.fill("!"))
     assert context.seq_len == 5 + 2 + 1
     assert (await either(context.complete())).text == "abcdef"
 
 
 async def test_a_stream_after_one_left_early(either: Any, client: Any, fake: Any) -> None:
-    fake.hang, fake.settle_s = True, 0.05
+    fake.stalls, fake.release_delay_s = True, 0.05
     context = await either(client.create("hello"))
     stream = await either.enter(context.generate())
     await either.next(stream)
     await either.exit(stream)
     assert await either.list(stream) == []
-    fake.hang = False
+    fake.stalls = False
     assert (await either(context.complete())).text == "abcdef"
     assert fake.requests["GetContext"]  # it asked whether the server was done
 
@@ -151,7 +151,7 @@ async def test_a_refused_stream_asks_nothing_more(either: Any, client: Any, fake
 
 
 async def test_deadline_of_a_stream(either: Any, client: Any, fake: Any) -> None:
-    fake.hang = True
+    fake.stalls = True
     context = await either(client.create("hello"))
     stream = context.generate(timeout_s=0.3)
     assert (await either.next(stream)).text == "ab"
@@ -170,7 +170,7 @@ async def test_two_streams_at_once(either: Any, client: Any) -> None:
 
 
 async def test_cancelling_the_task_cancels_the_call(serving: Any) -> None:
-    serving.fake.hang = True
+    serving.fake.stalls = True
     async with jaxctx.aio.Client(serving.target) as client:
         context = await client.create("hello")
         task = asyncio.create_task(context.complete())

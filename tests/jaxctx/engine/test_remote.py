@@ -13,31 +13,31 @@ from jaxctx import errors, types
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER, RemoteEngine
 from jaxctx.v1 import context_service_pb2
-from tests.jaxctx.client.conftest import Fake, Serving
+from tests.jaxctx.client.fake_server import FakeServer, FakeService
 
 ALICE = Caller("alice")
 
 
 @pytest.fixture
-def serving() -> Iterator[Serving]:
-    serving = Serving("127.0.0.1:0")
+def serving() -> Iterator[FakeServer]:
+    serving = FakeServer("127.0.0.1:0")
     yield serving
     serving.server.stop(None).wait()
 
 
 @pytest.fixture
-def fake(serving: Serving) -> Fake:
+def fake(serving: FakeServer) -> FakeService:
     return serving.fake
 
 
 @pytest.fixture
-async def engine(serving: Serving) -> AsyncIterator[RemoteEngine]:
+async def engine(serving: FakeServer) -> AsyncIterator[RemoteEngine]:
     engine = RemoteEngine(serving.target, "incarnation-1", "secret", time.monotonic)
     yield engine
     await engine.aclose()
 
 
-async def test_every_call_has_the_key_the_incarnation_and_the_tenant(engine: RemoteEngine, fake: Fake) -> None:
+async def test_every_call_has_the_key_the_incarnation_and_the_tenant(engine: RemoteEngine, fake: FakeService) -> None:
     await engine.create(ALICE, types.CreateContextRequest(context_id="a"))
     (headers,) = fake.metadata["CreateContext"]
     assert headers["authorization"] == "Bearer secret"
@@ -52,7 +52,7 @@ async def test_engine_and_model(engine: RemoteEngine) -> None:
     assert await engine.encode("AB", True) == [65, 66]
 
 
-async def test_contexts(engine: RemoteEngine, fake: Fake) -> None:
+async def test_contexts(engine: RemoteEngine, fake: FakeService) -> None:
     created = await engine.create(ALICE, types.CreateContextRequest(context_id="a", ttl=types.Ttl(60.0)))
     assert (created.context_id, created.seq_len) == ("a", 0)
     assert fake.requests["CreateContext"][0].ttl.duration.seconds == 60
@@ -83,7 +83,7 @@ async def test_contexts(engine: RemoteEngine, fake: Fake) -> None:
         await engine.close(ALICE, "a")
 
 
-async def test_generation(engine: RemoteEngine, fake: Fake) -> None:
+async def test_generation(engine: RemoteEngine, fake: FakeService) -> None:
     await engine.create(ALICE, types.CreateContextRequest(context_id="a"))
     await engine.fill(ALICE, "a", [1])
     request = types.GenerateRequest(context_id="a", max_tokens=6, sampling=types.SamplingParams(temperature=0.0))
@@ -94,7 +94,7 @@ async def test_generation(engine: RemoteEngine, fake: Fake) -> None:
     assert (sent.max_tokens, sent.sampling.temperature, sent.sampling.HasField("temperature")) == (6, 0.0, True)
 
 
-async def test_snapshots(engine: RemoteEngine, fake: Fake) -> None:
+async def test_snapshots(engine: RemoteEngine, fake: FakeService) -> None:
     await engine.create(ALICE, types.CreateContextRequest(context_id="a"))
     await engine.fill(ALICE, "a", [1, 2])
     saved = await engine.save(ALICE, types.SaveRequest(context_id="a", name="n", durable=True))
@@ -109,7 +109,7 @@ async def test_snapshots(engine: RemoteEngine, fake: Fake) -> None:
         await engine.delete_snapshot(ALICE, "n")
 
 
-async def test_messages_that_are_passed_on_as_they_are(engine: RemoteEngine, fake: Fake) -> None:
+async def test_messages_that_are_passed_on_as_they_are(engine: RemoteEngine, fake: FakeService) -> None:
     fake.contexts["a"] = [1]
     request = context_service_pb2.GetContextRequest(context_id="a")
     response = await engine.call(engine.contexts.GetContext, ALICE, request)
@@ -120,16 +120,16 @@ async def test_messages_that_are_passed_on_as_they_are(engine: RemoteEngine, fak
         assert "".join([response.text async for response in call]) == "abcdef"
 
 
-async def test_errors_of_the_engine_are_raised(engine: RemoteEngine, fake: Fake) -> None:
+async def test_errors_of_the_engine_are_raised(engine: RemoteEngine, fake: FakeService) -> None:
     fake.fail_before["CreateContext"] = [errors.ResourceExhausted("full", retry_after_s=2.0)]
     with pytest.raises(errors.ResourceExhausted) as raised:
         await engine.create(ALICE, types.CreateContextRequest())
     assert (raised.value.reason, raised.value.retry_after_s) == ("OUT_OF_PAGES", 2.0)
 
 
-async def test_the_deadline_of_the_caller(engine: RemoteEngine, fake: Fake) -> None:
+async def test_the_deadline_of_the_caller(engine: RemoteEngine, fake: FakeService) -> None:
     fake.contexts["a"] = [1]
-    fake.hang = True
+    fake.stalls = True
     request = types.GenerateRequest(context_id="a")
     with pytest.raises(errors.DeadlineExceeded):
         async for _ in engine.generate(Caller("alice", time.monotonic() + 0.2), request):
@@ -142,16 +142,16 @@ async def is_lost(engine: RemoteEngine) -> bool:
     return raised.value.reason == "ENGINE_LOST"
 
 
-async def test_an_engine_that_is_closed_or_not_there_is_lost(engine: RemoteEngine, serving: Serving) -> None:
+async def test_an_engine_that_is_closed_or_not_there_is_lost(engine: RemoteEngine, serving: FakeServer) -> None:
     serving.server.stop(None).wait()
     assert await is_lost(engine)
     await engine.aclose()
     assert await is_lost(engine)
 
 
-async def test_calls_under_way_end_when_the_engine_is_closed(engine: RemoteEngine, fake: Fake) -> None:
+async def test_calls_under_way_end_when_the_engine_is_closed(engine: RemoteEngine, fake: FakeService) -> None:
     fake.contexts["a"] = [1]
-    fake.hang = True
+    fake.stalls = True
 
     async def read() -> list[Any]:
         return [piece async for piece in engine.generate(ALICE, types.GenerateRequest(context_id="a"))]

@@ -11,17 +11,6 @@ from scripts.checkpoints import init_random
 from scripts.dense import DenseCausal
 
 
-def test_names_shapes_and_axes_of_parameters(tiny):
-    model, params = init_random(tiny, 0)
-    specs = {spec.name: spec for spec in model.specs}
-    assert all(spec.shape == array.shape for spec, array in zip(model.specs, params, strict=True))
-    assert all(len(spec.axes) == len(spec.shape) for spec in model.specs)
-    assert specs["lm_head.weight"].shape == (96, 32)
-    assert specs["model.layers.1.self_attn.q_proj.weight"].axes == ("heads", "embed")
-    assert specs["model.layers.0.self_attn.o_proj.weight"].axes == ("embed", "heads")
-    assert specs["model.layers.1.self_attn.k_norm.weight"].axes == ("head_dim",)
-
-
 def test_switches_add_and_remove_parameters(tiny):
     def names(**change):
         return {spec.name for spec in abstract(dataclasses.replace(tiny, **change), "float32")[0].specs}
@@ -37,26 +26,6 @@ def test_the_same_seed_gives_the_same_parameters(tiny):
     (_, first), (_, again), (_, other) = (init_random(tiny, seed, "bfloat16") for seed in (3, 3, 4))
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
     assert not all((a == b).all() for a, b in zip(first, other, strict=True))
-
-
-def test_the_static_part_compares_by_what_it_computes(tiny):
-    model, params = init_random(tiny, 0)
-    same, _ = abstract(tiny, "float32")
-    assert model == same
-    assert hash(model) == hash(same)
-    assert model != abstract(tiny, "bfloat16")[0]
-    assert model != abstract(tiny, "float32", kv_dtype="bfloat16")[0]
-    step = jax.jit(lambda model, params, x: model.logits(params, x), static_argnums=0)
-    hidden = jnp.ones((4, tiny.width))
-    assert (step(model, params, hidden) == step(same, params, hidden)).all()
-    assert step._cache_size() == 1
-
-
-def test_abstract_lowers_without_weights(tiny):
-    model, params = abstract(tiny, "bfloat16")
-    rows = jax.ShapeDtypeStruct((8,), jnp.int32)
-    step = jax.jit(lambda p, t, at: model.logits(p, model.hidden(p, t, at, DenseCausal())))
-    assert step.lower(params, rows, rows).out_info.shape == (8, tiny.vocab_size)
 
 
 class Recording:

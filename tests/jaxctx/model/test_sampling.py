@@ -1,164 +1,49 @@
-"""Sampling against a straightforward numpy oracle that sorts, in float64, one row at a time."""
+"""Sampling against a plain reference: every option, and how rows and slots stay apart."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 import jaxctx
 from jaxctx.model.sampling import (
     ROW_WORDS,
-    Sampled,
-    SlotState,
-    load_slot,
     row_words,
     sample,
     slot_state,
     slot_words,
     unpack_rows,
 )
-from jaxctx.model.token_sampling import CANDIDATES
-
-VOCAB, ROWS, SLOTS = 300, 8, 8  # one shape for nearly all tests: one compilation
-
-
-@jax.jit
-def step(logits: jax.Array, words: jax.Array, slots: jax.Array, state: SlotState) -> tuple[Sampled, SlotState]:
-    return sample(logits, unpack_rows(words), slots, state)
-
-
-load = jax.jit(load_slot)
-
-
-@dataclass
-class Row:
-    """One row and all the oracle must know of it."""
-
-    logits: np.ndarray
-    options: dict[str, Any] = field(default_factory=dict)
-    prompt: list[int] = field(default_factory=list)
-    output: list[int] = field(default_factory=list)
-    bias: dict[int, float] = field(default_factory=dict)
-    stops: list[int] = field(default_factory=list)
+from tests.jaxctx.model.sampling_reference import (
+    OPTIONS,
+    ROWS,
+    SLOTS,
+    VOCAB,
+    Row,
+    expected,
+    load_row,
+    padded,
+    random_logits,
+    random_row,
+    run,
+    step,
+)
 
 
-def padded(ids: list[int], size: int) -> np.ndarray:
-    return np.array(ids + [-1] * (size - len(ids)), np.int32)
-
-
-def load_row(state: SlotState, slot: int, row: Row) -> SlotState:
-    prompt, output = np.array(row.prompt, np.int32), np.array(row.output, np.int32)
-    return load(state, slot_words(slot, VOCAB, prompt, output, row.bias, row.stops))
-
-
-def run(rows: list[Row], slots: list[int] | None = None) -> tuple[Sampled, SlotState]:
-    """Rows in the given slots, the rest of the batch padding."""
-    places = list(range(len(rows))) if slots is None else slots
-    state = slot_state(SLOTS, VOCAB)
-    logits, words = np.full((ROWS, VOCAB), np.nan, np.float32), np.stack([row_words()] * ROWS)
-    for i, row in enumerate(rows):
-        state = load_row(state, places[i], row)
-        logits[i], words[i] = row.logits, row_words(biased=bool(row.bias), **row.options)
-    return step(logits, words, padded(places, ROWS) % (SLOTS + 1), state)
-
-
-def noise(seed: int, position: int, vocab: int = VOCAB) -> np.ndarray:
-    """Float64 Gumbel noise from the documented bits."""
-    words = jnp.array([seed & 0xFFFFFFFF, seed >> 32], jnp.uint32)
-    key = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), position)
-    low, high = np.asarray(jax.random.key_data(key), np.uint32)
-
-    def mix(h: np.ndarray) -> np.ndarray:
-        h = (h ^ (h >> 16)) * np.uint32(0x7FEB352D)
-        h = (h ^ (h >> 15)) * np.uint32(0x846CA68B)
-        return h ^ (h >> 16)
-
-    bits = mix(mix(np.arange(vocab, dtype=np.uint32) ^ low) + high)
-    return -np.log(-np.log1p(-np.minimum((bits + 0.5) / 2**32, 1 - 2**-24)))
-
-
-def kept_tokens(x: np.ndarray, *, temperature: float, top_k: int = 0, top_p: float = 1, min_p: float = 0) -> np.ndarray:
-    """Ids that truncation keeps, best first."""
-    order = np.lexsort((np.arange(len(x)), -x))
-    if top_k:
-        order = order[:top_k]
-    weight = np.exp((x[order] - x[order[0]]) / temperature)
-    before = np.cumsum(weight) - weight
-    keep = ((before < top_p * weight.sum()) | (top_p >= 1)) & (weight >= min_p)
-    keep[0] = True
-    return order[keep]
-
-
-def adjusted(row: Row) -> np.ndarray:
-    options, x = row.options, row.logits.astype(np.float64).copy()
-    for token, value in row.bias.items():
-        x[token] += value
-    if options.get("suppress"):
-        x[row.stops] = -np.inf
-    counts = np.bincount(row.output, minlength=VOCAB)
-    for token in set(row.prompt) | set(row.output):
-        r = options.get("repetition_penalty", 1)
-        x[token] = x[token] / r if x[token] > 0 else x[token] * r
-    return x - options.get("frequency_penalty", 0) * counts - options.get("presence_penalty", 0) * (counts > 0)
-
-
-def expected(row: Row) -> int:
-    options, x = row.options, adjusted(row)
-    temperature = options.get("temperature", 0)
-    if temperature == 0:
-        return int(x.argmax())
-    truncation = {name: options[name] for name in ("top_k", "top_p", "min_p") if name in options}
-    kept = kept_tokens(x, temperature=temperature, **truncation)
-    score = x[kept] / temperature + noise(options["seed"], options["position"])[kept]
-    return int(kept[score.argmax()])
-
-
-def random_logits(rng: np.random.Generator) -> np.ndarray:
-    return (rng.normal(size=VOCAB) * rng.choice([0.1, 1, 4])).astype(np.float32)
-
-
-def random_row(rng: np.random.Generator, **options: Any) -> Row:
-    base = {"seed": int(rng.integers(2**63)), "position": int(rng.integers(100_000))}
-    return Row(random_logits(rng), base | options)
-
-
-SINGLE: list[dict[str, Any]] = [
-    {},
-    {"temperature": 1.0},
-    {"temperature": 0.01},
-    {"temperature": 50.0},
-    {"temperature": 1.0, "top_k": 1},
-    {"temperature": 1.0, "top_k": 5},
-    {"temperature": 1.0, "top_k": CANDIDATES},
-    {"temperature": 1.0, "top_k": CANDIDATES + 1},
-    {"temperature": 1.0, "top_k": 2**31 + 5},
-    {"temperature": 1.0, "top_p": 0.9},
-    {"temperature": 1.0, "top_p": 0.3},
-    {"temperature": 1.0, "min_p": 0.2},
-    {"temperature": 1.0, "min_p": 1.0},
-    {"temperature": 1.0, "top_k": 200, "top_p": 0.8},
-    {"temperature": 1.0, "top_k": 200, "min_p": 0.01},
-    {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
-]
-
-
-@pytest.mark.parametrize("options", SINGLE, ids=str)
-def test_each_option_equals_the_oracle(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_each_option_equals_the_reference(options: dict[str, Any]) -> None:
     rng = np.random.default_rng(3)
     for _ in range(3):
         rows = [random_row(rng, **options) for _ in range(ROWS)]
         assert run(rows)[0].tokens.tolist() == [expected(row) for row in rows]
 
 
-def test_random_combinations_equal_the_oracle() -> None:
+def test_random_combinations_equal_the_reference() -> None:
     rng = np.random.default_rng(11)
     for _ in range(40):
         rows = []
@@ -197,76 +82,9 @@ def test_a_row_depends_on_nothing_but_itself() -> None:
         batch = [flat, *broken, busy, *mine]
         places = rng.permutation(len(batch))
         tokens = np.asarray(run([batch[i] for i in places], rng.permutation(SLOTS).tolist())[0].tokens)
-        where = {int(source): place for place, source in enumerate(places)}
-        assert [int(tokens[where[5 + i]]) for i in range(3)] == alone, order
+        place_of = {int(source): place for place, source in enumerate(places)}
+        assert [int(tokens[place_of[5 + i]]) for i in range(3)] == alone, order
         assert ((tokens >= 0) & (tokens < VOCAB)).all()
-
-
-def test_candidates_and_bisection_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rows with so few candidates that hardly any row is settled by them."""
-    rng = np.random.default_rng(6)
-    batches = []
-    for options in SINGLE:
-        rows = [random_row(rng, **options) for _ in range(ROWS)]
-        batches.append((np.stack([r.logits for r in rows]), np.stack([row_words(**r.options) for r in rows])))
-    slots, state = np.arange(ROWS), slot_state(SLOTS, VOCAB)
-    usual = [step(*batch, slots, state)[0].tokens.tolist() for batch in batches]
-    monkeypatch.setattr("jaxctx.model.token_sampling.CANDIDATES", 1)
-    slow = jax.jit(lambda logits, words: sample(logits, unpack_rows(words), slots, state)[0].tokens)
-    assert [slow(*batch).tolist() for batch in batches] == usual
-
-
-def tokens_drawn(logits: np.ndarray, count: int, **options: Any) -> np.ndarray:
-    draws = []
-    for start in range(0, count, ROWS):
-        words = np.stack([row_words(seed=99, position=start + i, **options) for i in range(ROWS)])
-        draws.append(step(np.tile(logits, (ROWS, 1)), words, np.full(ROWS, SLOTS), slot_state(SLOTS, VOCAB))[0].tokens)
-    return np.concatenate(draws)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"top_k": 10}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 100, "top_p": 0.9}], ids=str
-)
-def test_draws_follow_the_distribution(options: dict[str, Any]) -> None:
-    x = random_logits(np.random.default_rng(1)).astype(np.float64) * 0.4
-    kept = kept_tokens(x, temperature=0.8, **options)
-    drawn = tokens_drawn(x.astype(np.float32), 4000, temperature=0.8, **options)
-    assert set(drawn.tolist()) <= set(kept.tolist())
-    p = np.exp(x[kept] / 0.8)
-    p /= p.sum()
-    groups = np.array_split(np.arange(len(kept)), min(len(kept), 20))  # enough expected in each
-    observed = np.bincount(drawn, minlength=VOCAB)[kept]
-    test = stats.chisquare([observed[g].sum() for g in groups], [p[g].sum() * len(drawn) for g in groups])
-    assert test.pvalue > 1e-3
-
-
-def test_seed_and_position_change_the_draw_and_repeat_it() -> None:
-    logits = np.zeros(VOCAB, np.float32)
-    variants = [(1, 0), (2, 0), (1 << 40, 0), (1, 1), (1, 2), (1, 0)]
-    rows = [Row(logits, {"temperature": 1.0, "seed": s, "position": p}) for s, p in variants]
-    tokens = run(rows)[0].tokens.tolist()[: len(rows)]
-    assert tokens[0] == tokens[5]
-    assert len(set(tokens)) == 5
-
-
-@pytest.mark.parametrize("top_p", [0.0, 1e-30, 1e-6])
-@pytest.mark.parametrize("scale", [0.0, 1e-3, 5.0])
-def test_tiny_top_p_keeps_exactly_the_best(top_p: float, scale: float) -> None:
-    logits = (np.random.default_rng(0).normal(size=VOCAB) * scale).astype(np.float32)
-    rows = [Row(logits, {"temperature": 1.0, "top_p": top_p, "seed": i}) for i in range(ROWS)]
-    assert set(run(rows)[0].tokens.tolist()) == {int(logits.argmax())}
-
-
-def test_ties_are_cut_by_lowest_id() -> None:
-    logits = np.zeros(VOCAB, np.float32)
-    logits[::2] = 3.0  # 150 tied for best
-    assert run([Row(logits)])[0].tokens[0] == 0
-    for options, reach in (({"top_k": 5}, 10), ({"top_k": 100}, 200), ({"top_p": 0.5}, 160)):
-        drawn = tokens_drawn(logits, 400, temperature=1.0, **options)
-        assert (drawn % 2 == 0).all()
-        # 150 tied tokens weigh 150, the other 150 weigh 7.5: half of that is the first 79.
-        assert drawn.max() < reach
-        assert drawn.max() > reach * 0.9 - 3
 
 
 def test_padding_rows_leave_the_state_alone() -> None:
@@ -366,14 +184,6 @@ def test_vocabulary_smaller_than_the_candidates() -> None:
     assert 0 <= sampled.tokens[1] < 3
     assert sampled.top_ids[0, :3].tolist() == [1, 2, 0]
     assert (sampled.top_logprobs[0, 3:] == -np.inf).all()
-
-
-def test_masked_tokens_are_never_drawn() -> None:
-    logits = np.full(VOCAB, -np.inf, np.float32)
-    logits[[17, 100, 250]] = [1.0, 2.0, 1.5]
-    for options in ({}, {"top_k": 10}, {"top_k": 100}, {"top_p": 0.9999}, {"min_p": 1e-9}):
-        drawn = tokens_drawn(logits, 200, temperature=3.0, **options)
-        assert set(drawn.tolist()) == {17, 100, 250}, options
 
 
 def test_packed_rows_unpack_to_what_was_packed() -> None:

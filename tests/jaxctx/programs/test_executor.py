@@ -1,7 +1,8 @@
-"""An output whose engine is lost goes on at another one as if nothing had been: token for token.
+"""The executor: contexts of calls and prefixes on engines, and outputs that go on at another engine after a loss.
 
-On the echo model with byte-level BPE, whose outputs are no text that would be tokenised as it was drawn: pairs of
-letters come as one token or two, and characters in parts.
+A resumed output is the same token for token as one that nothing disturbed. This is tested on the echo model with
+byte-level BPE, whose outputs would be tokenised otherwise than they were drawn: pairs of letters come as one token or
+two, and characters in parts.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from jaxctx.types import (
     Parameter,
     SamplingParams,
     SubmitCallRequest,
+    VariableState,
 )
 from tests.echo import EOS_ID, echo_text
 from tests.engines import SMALL, Clock
+from tests.jaxctx.programs.conftest import ProgramsHarness, ask, call, output, run_event_loop
+from tests.jaxctx.programs.scripted import ScriptedEngine
 
 TENANT = "t"
 TEXT = echo_text()
@@ -120,10 +124,10 @@ async def losing(make_engine, echo_served, programs: Programs) -> Losing:  # typ
 async def test_losing_engines_does_not_change_an_output(losing: Losing, name: str, every: int) -> None:
     settings = SETTINGS[name]
     tokens, text = await undisturbed(losing.engines[0], settings)
-    told, read = await losing.output(settings, every)
+    resumed_tokens, read = await losing.output(settings, every)
     assert losing.losses >= min(2, len(tokens) // every - 1)
     assert read == text
-    assert told == tokens[: len(told)]
+    assert resumed_tokens == tokens[: len(resumed_tokens)]
 
 
 @pytest.mark.parametrize("include_stop", [False, True])
@@ -176,3 +180,65 @@ def test_the_model_makes_text_that_would_be_tokenised_otherwise() -> None:
     ids = [TEXT.tokenizer.token_id("t"), TEXT.tokenizer.token_id("h")]
     assert None not in ids
     assert TEXT.tokenizer.encode(TEXT.tokenizer.decode(ids)) != ids
+
+
+# --- Contexts of calls and prefixes, over scripted engines
+
+LONG_PREFIX = "You are a careful assistant who answers in one short sentence and never guesses. "
+
+
+async def test_calls_of_one_template_share_its_constant_prefix() -> None:
+    harness = ProgramsHarness(engine := ScriptedEngine(), prefix_timeout_s=77.0)
+    one, two = harness.session(), harness.session()
+    asked = [
+        ask(session, call(session, LONG_PREFIX + "{{q}}? {{o}}", q=question, o=output("o"))["o"])
+        for session, question in ((one, "who"), (one, "what"), (two, "why"))
+    ]
+    texts = await asyncio.gather(*asked)
+    assert texts == [f"<{(LONG_PREFIX + question + '? ')[-12:]}>" for question in ("who", "what", "why")]
+    await run_event_loop()
+    assert len([text for text in engine.did("compute") if LONG_PREFIX in text]) == 1
+    assert list(map(len, engine.contexts.values())) == [64]  # the prefix's whole pages alone are left
+    await harness.programs.delete("t", one.id)
+    assert len(engine.contexts) == 1
+    # Its time to live ends it; then the next call makes it again.
+    engine.contexts.clear()
+    assert (
+        await ask(two, call(two, LONG_PREFIX + "{{q}}? {{o}}", q="how", o=output("o"))["o"])
+        == f"<{(LONG_PREFIX + 'how? ')[-12:]}>"
+    )
+    assert len([text for text in engine.did("compute") if LONG_PREFIX in text]) == 2
+    await run_event_loop()
+    assert len(engine.contexts) == 1
+
+
+async def test_nothing_is_shared_between_tenants() -> None:
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    for tenant in ("a", "b"):
+        session = harness.session(tenant)
+        await ask(session, call(session, LONG_PREFIX + "{{q}}? {{o}}", q="who", o=output("o"))["o"])
+    assert len([text for text in engine.did("compute") if LONG_PREFIX in text]) == 2
+    assert {tenant for tenant, _ in engine.contexts} == {"a", "b"}
+
+
+async def test_many_outputs_continue_one_sequence() -> None:
+    harness = ProgramsHarness(engine := ScriptedEngine(answer=lambda text: f"[{len(text)}]"))
+    session = harness.session()
+    template = "Q: {{a}}{{b}} and {{x}}{{x}} so {{c}} the rest"
+    outputs = call(session, template, a=output("a"), b=output("b"), x="X", c=output("c"))
+    assert await ask(session, outputs["c"]) == "[20]"
+    assert engine.did("generate") == ["Q: ", "Q: [3]", "Q: [3][6] and XX so "]
+    assert [session.variable(outputs[each]).text for each in "abc"] == ["[3]", "[6]", "[20]"]
+    assert len(engine.did("create")) == 1
+
+
+async def test_an_output_asked_for_later_continues_from_the_tokens() -> None:
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
+    outputs = call(session, "Q: {{a}} and {{b}}", a=output("a"), b=output("b"))
+    await ask(session, outputs["a"])
+    await run_event_loop()
+    assert engine.contexts == {}  # nobody asked for more
+    assert session.variable(outputs["b"]).state is VariableState.UNSET
+    await ask(session, outputs["b"])
+    assert engine.did("generate")[1] == "Q: <Q: > and "

@@ -1,0 +1,33 @@
+"""Models: as they are served, and of which engine."""
+
+from __future__ import annotations
+
+from jaxctx import types
+from jaxctx.convert import models
+from jaxctx.v1 import model_service_pb2
+from tests.jaxctx.convert.examples import example_of
+
+
+def test_fields_of_a_model_do_not_get_mixed_up() -> None:
+    values = {
+        field.name: field.name if field.type == field.TYPE_STRING else number
+        for number, field in enumerate(model_service_pb2.Model.DESCRIPTOR.fields, 1)
+    }
+    message = model_service_pb2.Model(**values)
+    model = models.model_from_proto(message)
+    assert {name: getattr(model, name) for name in values} == values
+    assert models.model_to_proto(model) == message
+
+
+def test_the_model_of_an_engine_has_every_field_of_a_model() -> None:
+    info = example_of(types.EngineInfo)
+    message = models.model_to_proto(info)
+    for field in model_service_pb2.Model.DESCRIPTOR.fields:
+        assert getattr(message, field.name) == getattr(info, field.name), field.name
+
+
+def test_a_rendered_chat_has_its_text_and_its_tokens() -> None:
+    chat = types.RenderedChat(text="<user>hi", tokens=(1, 2))
+    sent = models.rendered_chat_to_proto(chat)
+    assert (sent.text, list(sent.tokens)) == ("<user>hi", [1, 2])
+    assert models.rendered_chat_from_proto(sent) == chat

@@ -1,0 +1,236 @@
+"""Loading: values, types and revision of a model, and checkpoints that do not hold what their configuration says."""
+
+import dataclasses
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jaxctx.model.weights import CheckpointError, convert, load, load_model
+from scripts.checkpoints import init_random, save, write_random
+from tests.jaxctx.model.weights.edits import Q_PROJ, assert_refused, edit_json, edit_tensors
+
+
+def test_every_parameter_is_loaded_as_it_is_stored(checkpoint, tiny):
+    loaded = load_model(checkpoint)
+    stored = load_file(checkpoint / "model.safetensors")
+    assert loaded.model.config == tiny
+    assert loaded.parameters == sum(array.size for array in stored.values())
+    for spec, array in zip(loaded.model.specs, loaded.params, strict=True):
+        assert (np.asarray(array) == stored[spec.name]).all()
+
+
+def test_shards_single_file_and_orbax_are_the_same_model(checkpoint, sharded, tmp_path):
+    convert(sharded, tmp_path / "orbax")
+    single, split, orbax = (load_model(path) for path in (checkpoint, sharded, tmp_path / "orbax"))
+    assert single.revision == split.revision == orbax.revision
+    assert single.model == split.model == orbax.model
+    for a, b in zip(single.params, orbax.params, strict=True):
+        assert (a == b).all()
+
+
+@pytest.mark.parametrize(("stored", "wanted", "loaded_as"), [
+    ("float32", None, "float32"),
+    ("bfloat16", None, "bfloat16"),
+    ("float16", None, "bfloat16"),
+    ("float32", "bfloat16", "bfloat16"),
+    ("bfloat16", "float32", "float32"),
+])  # fmt: skip
+def test_the_type_is_that_of_the_embedding_or_the_one_that_is_asked_for(tiny, tmp_path, stored, wanted, loaded_as):
+    write_random(tmp_path, tiny, seed=1, dtype=stored)
+    loaded = load_model(tmp_path, dtype=wanted)
+    assert {str(array.dtype) for array in loaded.params} == {loaded_as}
+    assert loaded.model.dtype == loaded.model.kv.dtype == loaded_as
+    assert load_model(tmp_path, dtype=wanted, kv_dtype="float32").model.kv.dtype == "float32"
+
+
+def test_the_revision_changes_with_every_bit(checkpoint, tiny):
+    before = load_model(checkpoint).revision
+    assert load_model(checkpoint).revision == before
+    assert load_model(checkpoint, dtype="bfloat16").revision != before
+
+    def flip(tensors):
+        tensors[Q_PROJ].view(np.uint32)[3, 5] ^= 1
+
+    edit_tensors(checkpoint, flip)
+    flipped = load_model(checkpoint).revision
+    assert flipped != before
+    edit_json(checkpoint / "config.json", rms_norm_eps=1e-5)
+    assert load_model(checkpoint).revision not in (before, flipped)
+
+
+def test_the_revision_stays_where_no_computed_value_changes(checkpoint):
+    before = load_model(checkpoint).revision
+    edit_json(checkpoint / "config.json", eos_token_id=[3, 4], transformers_version="9")
+    assert load_model(checkpoint).revision == before
+
+
+def test_the_revision_is_of_the_positions_that_are_computed_not_of_those_that_are_declared(tiny, tmp_path):
+    declared = dataclasses.replace(tiny, declared_positions=4096)
+    for name, config in (("plain", tiny), ("declared", declared)):
+        write_random(tmp_path / name, config, seed=1)
+    assert load_model(tmp_path / "declared").model.config.declared_positions is not None
+    assert load_model(tmp_path / "declared").revision == load_model(tmp_path / "plain").revision
+
+
+def test_progress_counts_bytes(sharded, tmp_path):
+    seen = []
+    load_model(sharded, progress=lambda done, total: seen.append((done, total)))
+    size = sum(array.nbytes for path in sharded.glob("*.safetensors") for array in load_file(path).values())
+    assert seen[0] == (0, size)
+    assert seen[-1] == (size, size)
+    assert seen == sorted(seen)
+    assert len(seen) == 1 + len(load_model(sharded).model.specs)
+
+
+def test_tensors_that_exporters_write_again_are_ignored(tiny, tmp_path):
+    write_random(tmp_path, dataclasses.replace(tiny, tied=True), seed=1)
+    before = load_model(tmp_path)
+
+    def add(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
+
+    edit_tensors(tmp_path, add)
+    assert load_model(tmp_path).revision == before.revision
+    assert "lm_head.weight" not in {spec.name for spec in before.model.specs}
+
+
+def test_a_path_that_is_no_checkpoint_directory_is_refused(tmp_path):
+    assert_refused(tmp_path / "nowhere", "does not exist")
+    (tmp_path / "file").write_text("")
+    assert_refused(tmp_path / "file", "not a directory")
+    assert_refused(tmp_path, r"^config\.json: missing")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "\xff\xfe", '{"a":' * 100_000], ids=["", "list", "cut", "utf", "deep"])
+def test_a_malformed_configuration_is_refused(checkpoint, text):
+    (checkpoint / "config.json").write_bytes(text.encode("latin-1"))
+    assert_refused(checkpoint, r"^config\.json: (not JSON|must be an object)")
+
+
+def test_an_unknown_architecture_is_refused(checkpoint):
+    edit_json(checkpoint / "config.json", architectures=["FalconForCausalLM"])
+    assert_refused(checkpoint, r"^config\.json: architectures: 'FalconForCausalLM' is not supported")
+
+
+def test_a_missing_tensor_is_refused(checkpoint):
+    edit_tensors(checkpoint, lambda tensors: tensors.pop(Q_PROJ))
+    assert_refused(checkpoint, rf"^model\.safetensors: {Q_PROJ}: missing, shape \[64, 32\] expected")
+
+
+def test_an_unexpected_tensor_is_refused(checkpoint):
+    edit_tensors(checkpoint, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": np.ones((2, 2))}))
+    assert_refused(
+        checkpoint, r"model\.layers\.2\.mlp\.up_proj\.weight: type F64 is not one of float32, bfloat16, float16"
+    )
+    edit_tensors(
+        checkpoint, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": np.ones(2, np.float32)})
+    )
+    assert_refused(checkpoint, r"^model\.safetensors: model\.layers\.2\.mlp\.up_proj\.weight: unexpected")
+
+
+def test_a_wrong_shape_is_refused(checkpoint):
+    edit_tensors(checkpoint, lambda tensors: tensors.update({Q_PROJ: tensors[Q_PROJ].T.copy()}))
+    assert_refused(checkpoint, rf"^model\.safetensors: {Q_PROJ}: shape \[32, 64\], but config\.json says \[64, 32\]")
+
+
+def test_a_type_that_is_no_floating_point_is_refused(checkpoint):
+    edit_tensors(checkpoint, lambda tensors: tensors.update({Q_PROJ: tensors[Q_PROJ].astype(np.int8)}))
+    assert_refused(checkpoint, rf"^model\.safetensors: {Q_PROJ}: type I8 is not one of")
+    assert_refused(checkpoint, "type I8", dtype="float32")
+
+
+def test_an_unknown_type_to_load_as_is_refused(checkpoint):
+    assert_refused(checkpoint, "^dtype: must be float32 or bfloat16, not 'float16'", dtype="float16")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, "negative NaN"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_that_are_not_finite_are_refused(tiny, tmp_path, value, stored, dtype):
+    write_random(tmp_path, tiny, seed=1, dtype=stored)
+    value = np.copysign(np.nan, -1) if isinstance(value, str) else value
+    for name, index in [(Q_PROJ, (63, 31)), ("model.norm.weight", (0,)), ("model.embed_tokens.weight", (95, 31))]:
+        edit_tensors(tmp_path, lambda tensors, name=name, index=index: tensors[name].__setitem__(index, value))
+        match = rf"^model\.safetensors: {name}: holds values that are not finite in {dtype}; the first is .* at"
+        assert_refused(tmp_path, rf"{match} \[{', '.join(map(str, index))}\]", dtype=dtype)
+        edit_tensors(tmp_path, lambda tensors, name=name, index=index: tensors[name].__setitem__(index, 1))
+    load_model(tmp_path, dtype=dtype)
+
+
+def test_values_that_overflow_the_type_to_load_as_are_refused(checkpoint, monkeypatch):
+    edit_tensors(checkpoint, lambda tensors: tensors[Q_PROJ].__setitem__((5, 7), np.finfo(np.float32).max))
+    load_model(checkpoint)
+    assert_refused(
+        checkpoint, rf"{Q_PROJ}: holds values that are not finite in bfloat16; the first is inf", dtype="bfloat16"
+    )
+    monkeypatch.setattr(load, "FINITE_AT_ONCE", 3)  # not a divisor of the size
+    assert_refused(checkpoint, rf"{Q_PROJ}: .* at \[5, 7\]", dtype="bfloat16")
+
+
+def test_values_of_orbax_that_are_not_finite_are_refused(tmp_path, checkpoint):
+    edit_tensors(checkpoint, lambda tensors: tensors[Q_PROJ].__setitem__((5, 7), np.nan))
+    with pytest.raises(CheckpointError, match=rf"{Q_PROJ}: holds values that are not finite"):
+        convert(checkpoint, tmp_path / "orbax")
+    assert not (tmp_path / "orbax").exists()
+    tiny_config = load.read_config(checkpoint)
+    model, params = init_random(tiny_config, 0)
+    broken = tuple(np.full_like(np.asarray(array), np.nan) for array in params)
+    save(tmp_path / "trained", model, broken)
+    assert_refused(
+        tmp_path / "trained", r"^params: .*: holds values that are not finite in float32; the first is nan at"
+    )
+
+
+def test_parameters_larger_than_memory_are_refused(checkpoint, monkeypatch):
+    needed = sum(array.nbytes for array in load_file(checkpoint / "model.safetensors").values())
+    monkeypatch.setattr(load, "physical_memory", lambda: needed)
+    load_model(checkpoint)
+    monkeypatch.setattr(load, "physical_memory", lambda: needed - 1)
+    assert_refused(
+        checkpoint, r"^model\.safetensors: the parameters take .* GiB as float32, and this machine has .* GiB"
+    )
+    load_model(checkpoint, dtype="bfloat16")
+
+
+def test_pipes_and_huge_files_are_refused_unread(checkpoint):
+    """A pipe would be waited for, and a file of any size read."""
+    for name in ("config.json", "model.safetensors.index.json"):
+        kept = (checkpoint / name).read_bytes() if (checkpoint / name).exists() else None
+        (checkpoint / name).unlink(missing_ok=True)
+        os.mkfifo(checkpoint / name)
+        assert_refused(checkpoint, rf"^{name}: not a file")
+        (checkpoint / name).unlink()
+        with (checkpoint / name).open("wb") as file:
+            file.truncate(2**30)
+        assert_refused(checkpoint, rf"^{name}: 1,073,741,824 bytes, more than")
+        (checkpoint / name).unlink()
+        if kept is not None:
+            (checkpoint / name).write_bytes(kept)
+
+
+def test_missing_unexpected_and_misshapen_arrays_of_orbax_are_refused(orbax, tiny, tmp_path):
+    edit_json(orbax / "config.json", num_hidden_layers=3)
+    assert_refused(orbax, r"^params: model\.layers\.2\..*: missing, shape")
+    edit_json(orbax / "config.json", num_hidden_layers=1)
+    assert_refused(orbax, r"^params: model\.layers\.1\..*: unexpected")
+    edit_json(orbax / "config.json", num_hidden_layers=2, vocab_size=100)
+    assert_refused(orbax, r"^params: .*: shape \[96, 32\], but config\.json says \[100, 32\]")
+
+
+def test_integers_in_orbax_are_refused(tiny, tmp_path):
+    model, params = init_random(tiny, 0)
+    save(tmp_path / "out", model, tuple(np.asarray(array).astype(np.int32) for array in params))
+    assert_refused(tmp_path / "out", r"^params: .*: type int32 is not one of")
+
+
+def test_float16_is_loaded_as_bfloat16(tiny, tmp_path):
+    """float16 weights are kept to bfloat16's precision, not to its neighbours' overflow."""
+    write_random(tmp_path, tiny, seed=1, dtype="float16")
+    stored = load_file(tmp_path / "model.safetensors")[Q_PROJ]
+    loaded = load_model(tmp_path)
+    index = [spec.name for spec in loaded.model.specs].index(Q_PROJ)
+    assert (np.asarray(loaded.params[index]) == stored.astype(ml_dtypes.bfloat16)).all()
