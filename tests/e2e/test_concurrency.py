@@ -14,8 +14,7 @@ from jaxctx.v1 import admin_service_pb2_grpc, model_service_pb2_grpc, snapshot_s
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc as stubs
 from tests.echo import echo_next
-from tests.server.validate.test_rules import METHODS, cases
-from tests.server.validate.test_rules import request as bad_request
+from tests.server.validate.requests import METHODS, out_of_range_cases, request_with
 
 CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
 STUBS = {
@@ -122,7 +121,7 @@ class TestBadRequests:
         """With the limits that the table of bad requests was written for."""
         return replace(CONFIG, queue_limit=64, default_max_tokens=16)
 
-    async def test_a_neighbours_stream_is_unchanged_by_every_bad_request(
+    async def test_a_neighbours_stream_is_unchanged_by_every_request_with(
         self, client: jaxctx.aio.Client, address: str, engine: LocalEngine
     ) -> None:
         """Every field of every method out of its range, beside a stream that must not notice."""
@@ -133,10 +132,10 @@ class TestBadRequests:
         await other.fill(tokens=[9] * 30)
         before = await other.refresh()
         async with grpc.aio.insecure_channel(address) as channel:
-            for case in cases():
+            for case in out_of_range_cases():
                 name, path, value, _ = case.values
                 service, method = METHODS[name]
-                call = getattr(STUBS[service](channel), method.name)(bad_request(name, path, value))
+                call = getattr(STUBS[service](channel), method.name)(request_with(name, path, value))
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await (call.read() if method.server_streaming else call)
                 assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT, case.id
