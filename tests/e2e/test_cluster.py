@@ -32,7 +32,7 @@ from jaxctx_server.grpc.server import make_server
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.validate import Limits
 from tests.e2e.conftest import CONFIG, served
-from tests.e2e.test_programs import SYSTEM, Caller, forked_while_it_lives, out
+from tests.e2e.program_callers import SYSTEM, Caller, forked_while_it_lives, out
 from tests.engines import Clock, context_info
 
 KEY = "the cluster's key, of which nobody knows" * 2

@@ -7,9 +7,8 @@ import pytest
 
 from jaxctx.aio import decoding
 from jaxctx.seeds import derive_seed
+from tests.e2e.echo_contexts import THOUSAND, filled, greedy, held, oracle
 from tests.echo import echo_logprobs
-
-from .test_scenarios import THOUSAND, filled, greedy, held, oracle
 
 PROMPT = THOUSAND[:45]
 PLAIN = oracle(PROMPT, 40)  # to token 85: across three page boundaries

@@ -13,9 +13,8 @@ from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import load_text
 from jaxctx.model.weights import load_model
 from scripts.dense import DenseCausal
+from tests.e2e.echo_contexts import THOUSAND, filled, unchanged
 from tests.engines import on_demand
-
-from .test_scenarios import THOUSAND, filled, unchanged
 
 IDS = [0, 7, 4095, 100, 7]
 GREEDY: jaxctx.SamplingOptions = {"temperature": 0.0, "seed": 1}

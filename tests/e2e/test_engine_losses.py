@@ -24,9 +24,8 @@ import pytest
 
 import jaxctx
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
-from tests.e2e.server_processes import PreparedServer
-from tests.e2e.test_command import COMMAND, SMALL, Server
-from tests.e2e.test_programs import Caller
+from tests.e2e.program_callers import Caller
+from tests.e2e.server_processes import COMMAND, SMALL, PreparedServer, Server
 
 KILLS = int(os.environ.get("JAXCTX_KILLS", "1000"))
 WORKERS = 6

@@ -12,7 +12,6 @@ import os
 import random
 import re
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -25,39 +24,13 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
-from jaxctx.model.text import Detokenizer
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
-from tests.e2e.test_command import COMMAND, SMALL, Server
-from tests.e2e.test_programs import SYSTEM, Caller, out
-from tests.echo import echo_next, pairs_text
+from tests.e2e.expected_texts import Story, said
+from tests.e2e.program_callers import SYSTEM, Caller, out
+from tests.e2e.server_processes import COMMAND, PAIRS, SMALL, Server
+from tests.echo import pairs_text
 
-PAIRS = (sys.executable, "-m", "tests.serve_pairs")
 KILLS = int(os.environ.get("JAXCTX_KILLS", "1000"))
-
-
-class Story:
-    """What the echo model says after a text, and after what it has said."""
-
-    def __init__(self, prompt: str) -> None:
-        self._tokenizer = pairs_text().tokenizer
-        self._ids = self._tokenizer.encode(prompt)
-
-    def fill(self, text: str) -> Story:
-        self._ids += self._tokenizer.encode(text)
-        return self
-
-    def say(self, tokens: int) -> str:
-        """The text of the next output, of so many tokens."""
-        detokenizer, text = Detokenizer(self._tokenizer, self._ids), ""
-        for _ in range(tokens):
-            self._ids.append(echo_next(self._ids))
-            text += detokenizer.push(self._ids[-1:])
-        return text + detokenizer.finish()
-
-
-def said(prompt: str, tokens: int) -> str:
-    """What the echo model says after a text."""
-    return Story(prompt).say(tokens)
 
 
 class Cluster:

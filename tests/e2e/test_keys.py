@@ -14,10 +14,9 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
+from tests.e2e.server_processes import ECHO, SMALL, Server, environment
 from tests.readme import ROOT
-from tests.server.test_key_store import line, replaced
-
-from .test_command import ECHO, SMALL, Server, environment
+from tests.server.key_files import line, replaced
 
 HANGUP = 1 << (signal.SIGHUP - 1)  # its bit in the kernel's sets of signals
 BROKEN = "KEYS_NOT_RELOADED"

@@ -12,10 +12,9 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
+from tests.e2e.echo_contexts import THOUSAND, greedy, oracle
+from tests.e2e.server_processes import ECHO, SMALL, Server
 from tests.readme import example
-
-from .test_command import ECHO, SMALL, Server
-from .test_scenarios import THOUSAND, greedy, oracle
 
 PROMPT = THOUSAND[:200]
 

@@ -1,61 +1,14 @@
 """The scenarios of contexts and pages, through gRPC and the Python client. Page size 16."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import datetime
 
 import pytest
 
 import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.engine import LocalEngine
-from tests.echo import echo_next
-
-THOUSAND = [(3 * i + i // 7) % 256 for i in range(1000)]
-
-
-def oracle(tokens: list[int], count: int) -> list[int]:
-    tokens = list(tokens)
-    for _ in range(count):
-        tokens.append(echo_next(tokens))
-    return tokens[-count:]
-
-
-async def filled(client: jaxctx.aio.Client, tokens: list[int]) -> jaxctx.aio.Context:
-    context = await client.create()
-    await context.fill(tokens=tokens)
-    return context
-
-
-async def greedy(context: jaxctx.aio.Context, count: int) -> list[int]:
-    return list((await context.complete(max_tokens=count, temperature=0)).token_ids)
-
-
-async def held(engine: LocalEngine) -> int:
-    return (await engine.stats()).pages_held
-
-
-@asynccontextmanager
-async def unchanged(client: jaxctx.aio.Client, *contexts: jaxctx.aio.Context) -> AsyncIterator[None]:
-    """Whatever is refused within changes nothing that a client can see; when a context was used last is no matter."""
-
-    async def seen() -> object:
-        states = [
-            (replace(await each.refresh(), used_at=datetime.min), await each.pages(), await each.tokens())
-            for each in contexts
-        ]
-        listed = [each async for each in client.snapshots()]
-        versions = [await client.history(each.name) for each in listed]
-        stats = replace(await client.stats(), steps=0)
-        assert stats.pages_free + stats.pages_held + stats.pages_cached == stats.pages_total
-        return states, versions, stats, {each.id async for each in client.contexts()}
-
-    before = await seen()
-    yield
-    assert await seen() == before
+from tests.e2e.echo_contexts import THOUSAND, filled, greedy, held, oracle, unchanged
 
 
 @pytest.mark.parametrize(("tokens", "layout"), [(1000, (62, 1, 8)), (1024, (64, 0, 0))])

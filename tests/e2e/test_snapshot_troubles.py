@@ -17,9 +17,8 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.scheduler.restore import MAX_PAGES_WHEN_IDLE
 from jaxctx.engine.snapshots.open import READ_AHEAD
 from jaxctx.store.objects import open_objects
+from tests.e2e.echo_contexts import THOUSAND, filled, greedy, held, oracle
 from tests.jaxctx.store.fault_injection import Interrupted
-
-from .test_scenarios import THOUSAND, filled, greedy, held, oracle
 
 PROMPT = THOUSAND[:200]
 

@@ -12,8 +12,7 @@ from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
 from jaxctx.types import Tier
 from jaxctx_server.auth import Key, Role
-
-from .test_scenarios import THOUSAND, filled, greedy, oracle
+from tests.e2e.echo_contexts import THOUSAND, filled, greedy, oracle
 
 NAMES = ("alice", "bob", "carol", "dave")
 PROMPT = THOUSAND[:160]

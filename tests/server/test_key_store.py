@@ -22,15 +22,10 @@ from jaxctx_server import key_store as store_module
 from jaxctx_server.auth import LOCAL, Key, Role
 from jaxctx_server.errors import StartError
 from jaxctx_server.key_store import NOT_RELOADED, KeyStore
+from tests.server.key_files import line, replaced
 
 LIST = "/jaxctx.v1.ContextService/ListContexts"
 STATS = "/jaxctx.v1.AdminService/GetStats"
-
-
-def line(name: str, tenant: str = "red", role: str = "") -> str:
-    """Of a keys file: the key is the name and "-key"."""
-    digest = hashlib.sha256(f"{name}-key".encode()).hexdigest()
-    return f"{name}:{digest}:{tenant}" + (f":{role}" if role else "") + "\n"
 
 
 @pytest.fixture
@@ -38,13 +33,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
     path.write_text(line("alice") + line("bob", "blue"))
     return path
-
-
-def replaced(path: Path, text: str) -> None:
-    """The file, atomically."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.rename(path)
 
 
 def edited(path: Path, text: str) -> None:

@@ -33,9 +33,9 @@ from jaxctx_server.deploy.ray.autoscaling import (
 from jaxctx_server.deploy.ray.supervisor import check_router, engine_arguments
 from jaxctx_server.engine_bounds import EngineBounds
 from jaxctx_server.errors import StartError
-from tests.e2e.test_command import COMMAND, SMALL, Server, environment
-from tests.e2e.test_engine_processes import PAIRS, said
-from tests.e2e.test_programs import Caller, out
+from tests.e2e.expected_texts import said
+from tests.e2e.program_callers import Caller, out
+from tests.e2e.server_processes import COMMAND, PAIRS, SMALL, Server, environment
 from tests.readme import ROOT
 
 ENGINES = 3
