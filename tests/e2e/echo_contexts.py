@@ -13,6 +13,7 @@ THOUSAND = [(3 * i + i // 7) % 256 for i in range(1000)]
 
 
 def oracle(tokens: list[int], count: int) -> list[int]:
+    """The tokens that the echo model says after these, so many of them."""
     tokens = list(tokens)
     for _ in range(count):
         tokens.append(echo_next(tokens))
@@ -20,22 +21,25 @@ def oracle(tokens: list[int], count: int) -> list[int]:
 
 
 async def filled(client: jaxctx.aio.Client, tokens: list[int]) -> jaxctx.aio.Context:
+    """A new context with these tokens."""
     context = await client.create()
     await context.fill(tokens=tokens)
     return context
 
 
 async def greedy(context: jaxctx.aio.Context, count: int) -> list[int]:
+    """The likeliest tokens that follow in a context, so many of them."""
     return list((await context.complete(max_tokens=count, temperature=0)).token_ids)
 
 
 async def held(engine: LocalEngine) -> int:
+    """Pages that contexts hold."""
     return (await engine.stats()).pages_held
 
 
 @asynccontextmanager
 async def unchanged(client: jaxctx.aio.Client, *contexts: jaxctx.aio.Context) -> AsyncIterator[None]:
-    """Whatever is refused within changes nothing that a client can see; when a context was used last is no matter."""
+    """What is refused within changes nothing that a client can see; only when a context was last used may change."""
 
     async def seen() -> object:
         states = [

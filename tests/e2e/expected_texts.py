@@ -26,6 +26,6 @@ class Story:
         return text + detokenizer.finish()
 
 
-def said(prompt: str, tokens: int) -> str:
+def expected_text(prompt: str, tokens: int) -> str:
     """What the echo model says after a text."""
     return Story(prompt).say(tokens)

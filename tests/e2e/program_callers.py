@@ -16,7 +16,7 @@ SYSTEM = "You are a careful assistant who answers in one short sentence, and nev
 GREEDY: dict[str, Any] = {"sampling": {"temperature": 0}, "ignore_eos": True}
 
 
-class Caller:
+class ProgramCaller:
     """The methods of SessionService, with a key, in one session."""
 
     def __init__(self, stub: SessionServiceStub, key: str | None = None, timeout_s: float = 60.0) -> None:
@@ -33,38 +33,47 @@ class Caller:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
-    async def begin(self) -> Caller:
+    async def begin(self) -> ProgramCaller:
+        """Create the session."""
         self.session_id = (await self("CreateSession")).session.session_id
         return self
 
     async def call(self, template: str, **parameters: dict[str, Any]) -> dict[str, str]:
         """Ids of its outputs, by name."""
-        told = await self(
+        response = await self(
             "SubmitCall", template=template, parameters=[{"name": name, **value} for name, value in parameters.items()]
         )
-        return {each.name: each.variable_id for each in told.outputs}
+        return {each.name: each.variable_id for each in response.outputs}
 
     async def get(self, variable_id: str, criterion: Any = pb.CRITERION_LATENCY) -> str:
-        told = await self("GetVariable", variable_id=variable_id, criterion=criterion, wait=True)
-        assert told.variable.state == pb.VARIABLE_STATE_SET
-        return told.variable.text
+        response = await self("GetVariable", variable_id=variable_id, criterion=criterion, wait=True)
+        assert response.variable.state == pb.VARIABLE_STATE_SET
+        return response.variable.text
 
     def read(self, variable_id: str) -> Any:
         request = pb.ReadVariableRequest(session_id=self.session_id, variable_id=variable_id)
         return self._stub.ReadVariable(request, metadata=self._metadata, timeout=self._timeout_s)
 
 
-def out(tokens: int = 8, **fields: Any) -> dict[str, Any]:
+def output_of(tokens: int = 8, **fields: Any) -> dict[str, Any]:
+    """The value of a parameter that is an output of so many tokens, the likeliest ones."""
     return {"output": {"max_tokens": tokens, **GREEDY, **fields}}
 
 
-async def listed(client: jaxctx.aio.Client, *, programs: bool) -> set[str]:
+async def context_ids(client: jaxctx.aio.Client, *, programs: bool) -> set[str]:
+    """Ids of the contexts that a client sees, with those of programs or without."""
     return {each.id async for each in client.contexts(include_program_contexts=programs)}
 
 
-async def forked_while_it_lives(caller: Caller, client: jaxctx.aio.Client, engine_id: str = "") -> None:
+async def check_forks_of_a_running_call(caller: ProgramCaller, client: jaxctx.aio.Client, engine_id: str = "") -> None:
+    """Fork the context of a call while its output comes, and after it; the forks are the client's own.
+
+    `engine_id` is the engine that the call runs on; empty: any.
+    """
     late = (await caller("CreateVariable", name="late")).variable.variable_id
-    ids = await caller.call("First {{a}} then {{late}} {{b}}", a=out(300), late={"variable_id": late}, b=out(6))
+    ids = await caller.call(
+        "First {{a}} then {{late}} {{b}}", a=output_of(300), late={"variable_id": late}, b=output_of(6)
+    )
     assert [task.context_id for task in (await caller("GetGraph")).tasks] == ["", ""]
     waiting = asyncio.create_task(caller.get(ids["b"]))
     reading = caller.read(ids["a"])
@@ -86,7 +95,7 @@ async def forked_while_it_lives(caller: Caller, client: jaxctx.aio.Client, engin
     assert await client.detokenize(whole, skip_special_tokens=True) == "First " + first
     begun = await early.tokens()
     assert begun == whole[: len(begun)]
-    assert await listed(client, programs=False) == {early.id, fork.id}
+    assert await context_ids(client, programs=False) == {early.id, fork.id}
 
     await caller("SetVariable", variable_id=late, text="more")
     last = await waiting
@@ -96,5 +105,5 @@ async def forked_while_it_lives(caller: Caller, client: jaxctx.aio.Client, engin
     ended = (await caller("GetGraph")).tasks
     assert [(task.phase, task.context_id) for task in ended] == [(pb.TASK_PHASE_DONE, "")] * 2
     await caller("DeleteSession")
-    assert await listed(client, programs=False) == {early.id, fork.id}, "they outlive the session"
+    assert await context_ids(client, programs=False) == {early.id, fork.id}, "they outlive the session"
     assert await fork.tokens()

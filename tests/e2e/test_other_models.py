@@ -11,11 +11,10 @@ from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.factory import ServedModel
 from jaxctx.model.interface import KVSpec
+from tests.e2e.conftest import served
 from tests.e2e.echo_contexts import THOUSAND, filled, greedy, oracle, unchanged
 from tests.echo import EchoModel
 from tests.engines import on_demand
-
-from .conftest import served
 
 CONFIG = EngineConfig(pages=32, max_batch=4, max_batch_tokens=16, max_context_tokens=256)
 PROMPT = THOUSAND[:100]

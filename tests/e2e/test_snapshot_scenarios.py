@@ -10,9 +10,9 @@ import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
 from jaxctx.types import Tier
+from tests.e2e.conftest import CONFIG, TENANTS
 from tests.e2e.echo_contexts import THOUSAND, filled, greedy, held, oracle, unchanged
 
-from .conftest import CONFIG, TENANTS
 from .test_snapshot_troubles import until
 
 

@@ -6,14 +6,14 @@ import hashlib
 from pathlib import Path
 
 
-def line(name: str, tenant: str = "red", role: str = "") -> str:
-    """Of a keys file: the key is the name and "-key"."""
+def key_line(name: str, tenant: str = "red", role: str = "") -> str:
+    """A line of a keys file, for the key that is the name and "-key"."""
     digest = hashlib.sha256(f"{name}-key".encode()).hexdigest()
     return f"{name}:{digest}:{tenant}" + (f":{role}" if role else "") + "\n"
 
 
-def replaced(path: Path, text: str) -> None:
-    """The file, atomically."""
+def replace_file(path: Path, text: str) -> None:
+    """Give a file a new content, atomically."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.rename(path)

@@ -33,8 +33,8 @@ from jaxctx_server.deploy.ray.autoscaling import (
 from jaxctx_server.deploy.ray.supervisor import check_router, engine_arguments
 from jaxctx_server.engine_bounds import EngineBounds
 from jaxctx_server.errors import StartError
-from tests.e2e.expected_texts import said
-from tests.e2e.program_callers import Caller, out
+from tests.e2e.expected_texts import expected_text
+from tests.e2e.program_callers import ProgramCaller, output_of
 from tests.e2e.server_processes import COMMAND, PAIRS, SMALL, Server, environment
 from tests.readme import ROOT
 
@@ -168,7 +168,7 @@ class Supervisor:
             print(line, end="", flush=True)
             self.lines.append(line.strip())
 
-    def said(self, pattern: str) -> list[re.Match[str]]:
+    def expected_text(self, pattern: str) -> list[re.Match[str]]:
         return [found for line in tuple(self.lines) if (found := re.search(pattern, line))]
 
 
@@ -211,7 +211,7 @@ async def test_a_node_is_removed_under_load(ray_cluster: Any, tmp_path: Path) ->
             supervisor.process.send_signal(signal.SIGTERM)
             await until(lambda: supervisor.process.poll() is not None, "the supervisor ends")
             assert supervisor.process.returncode == 0
-            assert len(supervisor.said("drains")) == ENGINES
+            assert len(supervisor.expected_text("drains")) == ENGINES
             with jaxctx.Client(router.address) as client:
                 assert client.engines() == []
         finally:
@@ -226,18 +226,18 @@ async def losing_a_node(ray_cluster: Any, router: str, supervisor: Supervisor) -
             return {each.address for each in client.engines()}
 
     ready = r"ready at (\S+), on node (\w+)"
-    started = await until(lambda: len(there()) == len(supervisor.said(ready)) == ENGINES, "there are engines")
-    homes = {found[1]: found[2] for found in supervisor.said(ready)}
+    started = await until(lambda: len(there()) == len(supervisor.expected_text(ready)) == ENGINES, "there are engines")
+    homes = {found[1]: found[2] for found in supervisor.expected_text(ready)}
     assert there() == homes.keys()
     assert len(set(homes.values())) > 1  # they are spread
     node = next(each for each in ray_cluster.worker_nodes if each.node_id in homes.values())
     doomed = {address for address, home in homes.items() if home == node.node_id}
 
     async with grpc.aio.insecure_channel(router) as channel:
-        caller = await Caller(SessionServiceStub(channel)).begin()
+        caller = await ProgramCaller(SessionServiceStub(channel)).begin()
 
         async def told(number: int) -> str:
-            ids = await caller.call(f"Tell {number}: {{{{story}}}}", story=out(STORY))
+            ids = await caller.call(f"Tell {number}: {{{{story}}}}", story=output_of(STORY))
             async with asyncio.timeout(SLOW_S):
                 while True:
                     try:
@@ -253,7 +253,9 @@ async def losing_a_node(ray_cluster: Any, router: str, supervisor: Supervisor) -
         began = time.monotonic()
         await asyncio.to_thread(ray_cluster.remove_node, node, allow_graceful=False)
         lost = await until(lambda: not there() & doomed, "the router notices")
-        assert [await story for story in stories] == [said(f"Tell {number}: ", STORY) for number in range(4 * ENGINES)]
+        assert [await story for story in stories] == [
+            expected_text(f"Tell {number}: ", STORY) for number in range(4 * ENGINES)
+        ]
         finished = time.monotonic() - began
         await until(lambda: len(there()) == ENGINES, "there are as many again")
         again = time.monotonic() - began
@@ -261,4 +263,4 @@ async def losing_a_node(ray_cluster: Any, router: str, supervisor: Supervisor) -
             f"{ENGINES} engines after {started:.1f} s; {len(doomed)} lost with their node, which the router knew after"
         )
         print(f"{lost:.1f} s; all texts after {finished:.1f} s, as many engines again after {again:.1f} s", flush=True)
-    assert len(supervisor.said("its node is gone|its actor is gone")) == len(doomed)
+    assert len(supervisor.expected_text("its node is gone|its actor is gone")) == len(doomed)
