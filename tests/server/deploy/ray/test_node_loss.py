@@ -146,7 +146,8 @@ async def remove_node_under_load(ray_cluster: Any, router: str, supervisor: Supe
         await wait_until(lambda: len(registered()) == ENGINES, "there are as many again")
         again = time.monotonic() - began
         print(
-            f"{ENGINES} engines after {started:.1f} s; {len(addresses_on_node)} lost with their node, which the router knew after"
+            f"{ENGINES} engines after {started:.1f} s; {len(addresses_on_node)} lost with their node,",
+            "which the router knew after",
         )
         print(f"{lost:.1f} s; all texts after {finished:.1f} s, as many engines again after {again:.1f} s", flush=True)
     assert len(supervisor.logged("its node is gone|its actor is gone")) == len(addresses_on_node)
