@@ -297,7 +297,7 @@ async def test_a_router_that_ends_between_loses_nothing(
     router_cluster.lifecycle.stop()
     await router_cluster.server.stop(None)
     await leaving
-    again = RouterCluster(clock, None, ALONE, own=router_cluster.own)
+    again = RouterCluster(clock, None, ALONE, engine_clusters=router_cluster.engine_clusters)
     async with router_of(again), jaxctx.aio.Client(again.router, timeout_s=10) as client:
         for address in router_cluster.engines:
             await again.register(address)
@@ -320,7 +320,7 @@ async def test_a_router_that_is_new_moves_what_it_has_not_heard_of(
         task.cancel()
     router_cluster.lifecycle.stop()
     await router_cluster.server.stop(None)
-    again, (first, second) = RouterCluster(clock, None, ALONE, own=router_cluster.own), router_cluster.engines
+    again, (first, second) = RouterCluster(clock, None, ALONE, engine_clusters=router_cluster.engine_clusters), router_cluster.engines
     async with router_of(again):
         for address in router_cluster.engines:
             await again.register(address)
