@@ -82,6 +82,12 @@ class FakeRemoteEngine(RemoteEngine):
         """The messages of all calls of an RPC."""
         return [request for name, _, request in self.requests if name == rpc]
 
+    async def until_asked(self, rpc: str, times: int = 1) -> None:
+        """Wait until an RPC was asked for so many times."""
+        async with asyncio.timeout(10):
+            while len(self.requests_of(rpc)) < times:
+                await asyncio.sleep(0)
+
     async def stats(self) -> EngineStats:
         return STATS
 

@@ -292,8 +292,7 @@ async def test_new_work_counts_for_the_load_while_it_runs(router: FakeRouter, ca
     rpc = {get: "GetContext", fill: "Fill"}[call]
     router.connections["a"].gates[rpc] = asyncio.Event()
     running = asyncio.create_task(call(router))
-    while not asked(router, "a"):
-        await asyncio.sleep(0)
+    await router.connections["a"].until_asked(rpc)
     assert router.handle("a").forwarded == load
     assert len(router.state.programs.working) == load
     router.connections["a"].gates[rpc].set()
@@ -306,8 +305,7 @@ async def test_a_call_that_is_cancelled_counts_no_more(router: FakeRouter) -> No
     await add_context(router, "a")
     router.connections["a"].gates["Fill"] = asyncio.Event()
     running = asyncio.create_task(fill(router))
-    while not asked(router, "a"):
-        await asyncio.sleep(0)
+    await router.connections["a"].until_asked("Fill")
     assert router.placements.is_in_use(ContextKey("alice", "x"))
     running.cancel()
     await asyncio.wait([running])
