@@ -159,9 +159,9 @@ def fill_call() -> ForwardedCall[contexts.FillRequest]:
     return ForwardedCall(caller=ALICE, request=request, context_id="x", is_work=True)
 
 
-def create_call(context_id: str = "") -> ForwardedCall[contexts.CreateContextRequest]:
+def create_call(context_id: str = "", caller: Caller = ALICE) -> ForwardedCall[contexts.CreateContextRequest]:
     request = contexts.CreateContextRequest(context_id=context_id or None)
-    return ForwardedCall(caller=ALICE, request=request, context_id=context_id, model_id="", is_work=True)
+    return ForwardedCall(caller=caller, request=request, context_id=context_id, model_id="", is_work=True)
 
 
 async def get(router: FakeRouter) -> str:
@@ -176,9 +176,10 @@ async def fill(router: FakeRouter) -> str:
     return handle.id
 
 
-async def create(router: FakeRouter, context_id: str = "") -> str:
+async def create(router: FakeRouter, context_id: str = "", caller: Caller = ALICE) -> str:
     """The engine that answers CreateContext."""
-    handle, _ = await router.forwarder.ask(create_call(context_id), lambda engine: engine.contexts.CreateContext)
+    call = create_call(context_id, caller)
+    handle, _ = await router.forwarder.ask(call, lambda engine: engine.contexts.CreateContext)
     return handle.id
 
 
@@ -338,6 +339,18 @@ async def test_of_calls_that_choose_an_id_at_once_one_makes_it(router: FakeRoute
     router.handle("a").forwarded = 1  # each is about as loaded, so that they would go to both
     done = await asyncio.gather(*(create(router, "x") for _ in range(4)), return_exceptions=True)
     assert sorted(type(each).__name__ for each in done) == ["AlreadyExists"] * 3 + ["str"]
+
+
+async def test_calls_that_choose_an_id_wait_for_each_other_but_for_no_other_tenants(router: FakeRouter) -> None:
+    gate = router.connections["a"].gates["GetContext"] = asyncio.Event()
+    creating = [asyncio.create_task(create(router, "x", caller)) for caller in (ALICE, ALICE, Caller("bob"))]
+    await router.connections["a"].until_asked("GetContext", times=2)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert [caller.tenant for _, caller, _ in router.connections["a"].requests] == ["alice", "bob"]
+    gate.set()
+    done = await asyncio.gather(*creating, return_exceptions=True)
+    assert sorted(type(each).__name__ for each in done) == ["AlreadyExists", "str", "str"]
 
 
 async def test_what_was_on_a_lost_engine_can_be_made_again(router: FakeRouter) -> None:

@@ -129,6 +129,7 @@ async def test_a_context_stays_if_all_other_engines_drain(router: FakeRouter) ->
     assert not await migrate(router, placement)
     assert placement.handle is router.handle("a")
     assert asked(router.connections["b"]) == []
+    assert asked(router.connections["a"]) == ["GetContext"]
 
 
 async def test_a_context_goes_to_an_engine_of_its_model_only(router: FakeRouter) -> None:
