@@ -43,7 +43,7 @@ async def strip(service: LocalSessionService, variable_id: str) -> pb.SubmitCall
     return await service.submit_call(ALICE, request)
 
 
-async def get(service: LocalSessionService, variable_id: str, **fields: Any) -> pb.VariableInfo:
+async def get(service: LocalSessionService, variable_id: str, **fields: Any) -> pb.Variable:
     request = pb.GetVariableRequest(session_id="s", variable_id=variable_id, **fields)
     return (await service.get_variable(ALICE, request)).variable
 
