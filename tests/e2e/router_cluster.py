@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.remote import authorization_metadata
 from jaxctx.rpc import from_rpc_error
+from jaxctx.types import ContextEvent
 from jaxctx.v1.engine_service_pb2 import RegisterRequest
 from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
@@ -146,6 +147,21 @@ async def address_of(router_cluster: RouterCluster, context_id: str, tenant: str
             found.append(address)
     (address,) = found
     return address
+
+
+def record_watches(engine: LocalEngine) -> list[str]:
+    """A list that gets the tenant of each watch of an engine's contexts that begins."""
+    begun: list[str] = []
+    watch = engine.watch
+
+    async def recorded(caller: Caller, include_program_contexts: bool = False) -> AsyncIterator[ContextEvent]:
+        begun.append(caller.tenant)
+        async with aclosing(watch(caller, include_program_contexts)) as events:
+            async for event in events:
+                yield event
+
+    engine.watch = recorded
+    return begun
 
 
 async def create_on(router_cluster: RouterCluster, address: str, **chosen: Any) -> str:

@@ -76,7 +76,8 @@ async def test_a_client_that_vanishes_leaves_nothing_running(
     fill = service.Fill(pb.FillRequest(context_id="gone", tokens={"ids": tokens}))
     if phase == "fill":
         waiting = asyncio.ensure_future(fill)
-        await asyncio.sleep(0.01)
+        while not waiting.done() and (await engine.stats()).running < 2:
+            await asyncio.sleep(0.001)
     else:
         await fill
         request = pb.GenerateRequest(context_id="gone", max_tokens=400, n=3 if phase == "n outputs" else 1)

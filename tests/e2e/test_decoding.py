@@ -16,7 +16,7 @@ WRONG = next(token for token in range(256, 512) if token not in PLAIN)
 
 
 @pytest.mark.parametrize("drafts", ["right", "wrong at first", "mixed"])
-async def test_11_speculation_for_every_length_of_drafts(client, engine, monkeypatch, drafts) -> None:
+async def test_speculation_for_every_length_of_drafts(client, engine, monkeypatch, drafts) -> None:
     index, committed = engine.core.cache.block_manager.index, set[int]()
     commit = index.commit
 

@@ -68,7 +68,7 @@ EVERYTHING = [
 ]
 
 
-async def test_8_refilled_tokens_have_bit_equal_logits(client, dense) -> None:
+async def test_refilled_tokens_have_bit_equal_logits(client, dense) -> None:
     context = await filled(client, THOUSAND[:992])
     first = await context.forward(THOUSAND[992:], outputs=EVERYTHING)
     assert (first.context.committed_pages, first.context.working_tokens) == (62, 8)

@@ -50,7 +50,7 @@ def serve(make_engine, tmp_path, clock, echo_served, devices, monkeypatch):
 
 
 @pytest.mark.parametrize("other", ["weights", "KV type", "page size"])
-async def test_14_pages_of_others_are_refused_and_their_tokens_computed(serve, echo_served, other) -> None:
+async def test_pages_of_others_are_refused_and_their_tokens_computed(serve, echo_served, other) -> None:
     async with serve() as client:
         await (await filled(client, PROMPT)).save("a", durable=True)
     config, model = CONFIG, echo_served

@@ -12,7 +12,7 @@ from tests.e2e.echo_contexts import THOUSAND, filled, greedy, held, oracle, unch
 
 
 @pytest.mark.parametrize(("tokens", "layout"), [(1000, (62, 1, 8)), (1024, (64, 0, 0))])
-async def test_1_layout(client, engine, tokens, layout) -> None:
+async def test_layout_of_tokens_in_pages(client, engine, tokens, layout) -> None:
     context = await client.create()
     result = await context.fill(tokens=(THOUSAND * 2)[:tokens])
     info = await context.refresh()
@@ -21,7 +21,7 @@ async def test_1_layout(client, engine, tokens, layout) -> None:
     assert await held(engine) == layout[0] + layout[1]
 
 
-async def test_2_fork(client, engine) -> None:
+async def test_a_fork_shares_pages_and_copies_the_tail(client, engine) -> None:
     parent = await filled(client, THOUSAND)
     before = await held(engine)
     (child,) = await parent.fork()
@@ -36,7 +36,7 @@ async def test_2_fork(client, engine) -> None:
     assert await held(engine) == before
 
 
-async def test_3_isolation_and_lifetime(client, engine) -> None:
+async def test_isolation_and_lifetime(client, engine) -> None:
     parent = await filled(client, THOUSAND)
     (child,) = await parent.fork()
     await asyncio.gather(parent.fill(tokens=[1] * 10), child.fill(tokens=[2] * 10))
@@ -49,7 +49,7 @@ async def test_3_isolation_and_lifetime(client, engine) -> None:
     assert await held(engine) == 0
 
 
-async def test_4_reuse_before_compute(client, engine) -> None:
+async def test_reuse_before_compute(client, engine) -> None:
     first = await filled(client, THOUSAND)
     second = await client.create()
     result = await second.fill(tokens=THOUSAND)
@@ -64,7 +64,7 @@ async def test_4_reuse_before_compute(client, engine) -> None:
     assert (await third.fill(tokens=THOUSAND)).cached == 992
 
 
-async def test_5_two_empty_contexts_race(client, engine) -> None:
+async def test_two_empty_contexts_that_are_filled_at_once_compute_the_prompt_once(client, engine) -> None:
     """Whoever comes second waits for the pages of the first instead of computing them too."""
     a, b = await client.create(), await client.create()
     results = await asyncio.gather(a.fill(tokens=THOUSAND), b.fill(tokens=THOUSAND))
@@ -76,7 +76,7 @@ async def test_5_two_empty_contexts_race(client, engine) -> None:
     assert await asyncio.gather(greedy(a, 10), greedy(b, 10)) == [oracle(THOUSAND, 10)] * 2
 
 
-async def test_5_commit_race(client, engine) -> None:
+async def test_a_commit_race_leaves_one_copy(client, engine) -> None:
     a, b = await client.create(), await client.create()
     await b.fill(tokens=THOUSAND[:5])  # has a working page: it must compute all of it beside a
     results = await asyncio.gather(a.fill(tokens=THOUSAND), b.fill(tokens=THOUSAND[5:]))
@@ -88,7 +88,7 @@ async def test_5_commit_race(client, engine) -> None:
     assert await asyncio.gather(greedy(a, 10), greedy(b, 10)) == [oracle(THOUSAND, 10)] * 2
 
 
-async def test_8_truncate(client) -> None:
+async def test_truncating_drops_working_tokens_only(client) -> None:
     context = await filled(client, THOUSAND)
     async with unchanged(client, context):
         with pytest.raises(errors.OutOfRange):
@@ -99,7 +99,7 @@ async def test_8_truncate(client) -> None:
     assert await greedy(context, 10) == oracle(THOUSAND, 10)
 
 
-async def test_9_rewind(client, engine) -> None:
+async def test_rewinding_needs_no_forward_pass(client, engine) -> None:
     context = await filled(client, THOUSAND)
     (fork,) = await context.fork()
     computed = (await engine.stats()).tokens_computed
@@ -118,7 +118,7 @@ class TestSmallPool:
             pages=64, max_batch=8, max_batch_tokens=64, max_context_tokens=1024, pinned_pages_per_tenant=64
         )
 
-    async def test_10_reserve_and_release(self, client, engine) -> None:
+    async def test_reserve_and_release(self, client, engine) -> None:
         pinned = await client.create(pinned=True)
         await pinned.fill(tokens=THOUSAND[: 54 * 16])
         other = await client.create()
@@ -139,7 +139,7 @@ class TestSmallPool:
         assert (await other.release(10)).working_pages == 0
         assert (await client.stats()).pages_free == 10
 
-    async def test_13_pressure(self, client, engine) -> None:
+    async def test_more_contexts_than_the_pool_holds(self, client, engine) -> None:
         prompts = [[(i * 31 + k) % 256 for i in range(400)] for k in range(5)]
         contexts = [await filled(client, prompt) for prompt in prompts]
         assert (await engine.stats()).suspensions > 0
@@ -194,7 +194,7 @@ async def test_windows_without_end(client, engine, sinks, window, most) -> None:
     assert length == len(kept)
 
 
-async def test_14_the_way_up_the_fork_tree(client) -> None:
+async def test_the_way_up_the_fork_tree(client) -> None:
     """Through contexts that were closed; however deep, the nearest hundred are told."""
     context = await filled(client, [1, 2, 3])
     assert await context.ancestors() == []

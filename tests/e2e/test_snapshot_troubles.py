@@ -79,6 +79,21 @@ def engine(make_engine, engine_config, gate, folder):
     gate.open()  # before the engine is stopped, which waits for the store
 
 
+def cancellation_of(engine, name: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when the server cancels a call of this method of the engine, as its client has given it up."""
+    cancelled, method = asyncio.Event(), getattr(engine, name)
+
+    async def recorded(*arguments: object, **options: object) -> object:
+        try:
+            return await method(*arguments, **options)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    monkeypatch.setattr(engine, name, recorded)
+    return cancelled
+
+
 async def until(condition: Callable[[], object]) -> None:
     for _ in range(500):
         if condition():
@@ -175,12 +190,13 @@ async def test_a_take_that_is_given_up_as_it_happens_leaves_the_context(
         return version
 
     monkeypatch.setattr(engine.store, "take", taken)
+    given_up = cancellation_of(engine, "take", monkeypatch)
     taking = asyncio.create_task(client.take("a", context_id="mine"))
     await gate.reached()
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
-    await asyncio.sleep(0.1)  # until the server knows
+    await asyncio.wait_for(given_up.wait(), 60)
     gate.open()
     await until(lambda: len(engine.core.cache.context_table) == 1)
     assert await snapshots(client) == []
@@ -193,12 +209,13 @@ async def test_a_delete_that_is_given_up_as_it_happens_leaks_nothing(client, eng
     await context.save("a")
     await context.close()
     monkeypatch.setattr(engine.store, "remove", gate.before(engine.store.remove))
+    given_up = cancellation_of(engine, "delete_snapshot", monkeypatch)
     deleting = asyncio.create_task(client.delete_snapshot("a"))
     await gate.reached()
     deleting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await deleting
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(given_up.wait(), 60)
     gate.open()
     await until(lambda: len(engine.core.cache.context_table) == 0)
     assert await snapshots(client) == []
@@ -211,12 +228,13 @@ async def test_a_save_in_memory_that_is_given_up_as_it_happens_leaves_the_name_a
     context = await filled(client, PROMPT)
     await context.save("a")
     monkeypatch.setattr(engine.store, "put", gate.before(engine.store.put))
+    given_up = cancellation_of(engine, "save", monkeypatch)
     saving = asyncio.create_task(context.save("a", overwrite_version=1))
     await gate.reached()
     saving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await saving
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(given_up.wait(), 60)
     gate.open()
     await until(lambda: len(engine.core.cache.context_table) == 2)  # the context, and what version 1 holds
     assert await snapshots(client) == [("a", 1)]
@@ -367,7 +385,7 @@ async def test_a_drain_lets_a_save_finish_and_takes_no_new_one(client, engine, g
     saving = asyncio.create_task(context.save("a", durable=True))
     await gate.reached()
     draining = asyncio.create_task(engine.drain())
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.05)
     assert not draining.done(), "a save is work that runs"
     for refused in (context.save("b", durable=True), context.save("c"), client.open("old")):
         with pytest.raises(errors.Unavailable) as error:

@@ -74,7 +74,8 @@ async def test_a_drain_waits_for_a_fill_that_is_being_placed(
     filling = asyncio.create_task(context.fill(LONG_TEXT))
     await wait_until(lambda: bool(router_cluster.programs.working))
     draining = asyncio.create_task(router_cluster.lifecycle.drain())
-    await asyncio.sleep(0.3)
+    await wait_until(lambda: router_cluster.programs.draining)
+    await asyncio.sleep(0.1)
     assert not draining.done()
     gate.set()
     assert (await filling).context.seq_len > 0

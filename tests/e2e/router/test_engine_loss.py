@@ -33,6 +33,7 @@ from tests.e2e.router_cluster import (
     create_on,
     error_of,
     program_caller,
+    record_watches,
     router_of,
     wait_until,
 )
@@ -115,8 +116,9 @@ async def test_whoever_fills_an_engine_does_not_make_it_look_lost(
             await stack.enter_async_context(grpc.aio.insecure_channel(address, options=separate)) for _ in range(2)
         ]
         everything, alice = context_service_pb2.WatchContextsRequest(), authorization_metadata("alice")
+        begun = record_watches(engine)
         watches = [ContextServiceStub(channels[0]).WatchContexts(everything, metadata=alice) for _ in range(2)]
-        await asyncio.sleep(0.1)
+        await wait_until(lambda: len(begun) == 2)
         listing = context_service_pb2.ListContextsRequest()
         refusal = ContextServiceStub(channels[1]).ListContexts(listing, metadata=alice, timeout=20)
         assert (await error_of(refusal)).reason == "QUEUE_FULL"

@@ -144,10 +144,11 @@ async def test_calls_wait_for_a_context_that_moves(
 ) -> None:
     """The first fill of an empty one too, which else would have a place chosen for it."""
     context = await client.create(prompt, context_id="mine")
-    first, gate = await address_of(router_cluster, "mine"), asyncio.Event()
+    first, gate, reached = await address_of(router_cluster, "mine"), asyncio.Event(), asyncio.Event()
     save = router_cluster.engines[first].save
 
     async def slowly(*arguments: Any) -> Any:
+        reached.set()
         await gate.wait()
         return await save(*arguments)
 
@@ -161,8 +162,7 @@ async def test_calls_wait_for_a_context_that_moves(
     watching = asyncio.create_task(watch())
     await wait_until(lambda: bool(seen))
     leaving = asyncio.create_task(leave(router_cluster, first))
-    await wait_until(lambda: router_cluster.handles[first].draining)
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(reached.wait(), 60)
     filling = asyncio.create_task(context.fill("more", timeout_s=20))
     await asyncio.sleep(0.1)
     assert not filling.done()
@@ -193,7 +193,7 @@ async def test_an_engine_that_leaves_waits_for_what_is_on_its_way_to_it(
     await asyncio.wait_for(reached.wait(), 120)
     leaving_too = asyncio.create_task(leave(router_cluster, second))
     await wait_until(lambda: router_cluster.handles[second].draining)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.25)  # longer than between two looks at its contexts
     assert not leaving_too.done()
     gate.set()
     await asyncio.gather(leaving, leaving_too)
@@ -224,7 +224,7 @@ async def test_an_id_that_is_asked_for_again_meanwhile_is_not_free(
         await context.fill("more")
 
     filling = asyncio.create_task(get_or_create())
-    await asyncio.sleep(0.5)
+    await wait_until(lambda: bool(router_cluster.programs.working))  # the call that creates it is at the router
     gate.set()
     await filling
     await leaving
@@ -320,7 +320,10 @@ async def test_a_router_that_is_new_moves_what_it_has_not_heard_of(
         task.cancel()
     router_cluster.lifecycle.stop()
     await router_cluster.server.stop(None)
-    again, (first, second) = RouterCluster(clock, None, ALONE, engine_clusters=router_cluster.engine_clusters), router_cluster.engines
+    again, (first, second) = (
+        RouterCluster(clock, None, ALONE, engine_clusters=router_cluster.engine_clusters),
+        router_cluster.engines,
+    )
     async with router_of(again):
         for address in router_cluster.engines:
             await again.register(address)

@@ -131,7 +131,7 @@ async def test_a_program_waits_for_pages(router_cluster: RouterCluster, caller: 
             await engine.reserve_pages(Caller(tenant), "full", CONFIG.pages // 2)
             await engine.update(Caller(tenant), "full", requests.UpdateContextRequest(pinned=True))
     asking = asyncio.create_task(caller.get((await caller.call("Tell: {{o}}", o=output_of()))["o"]))
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(0.5)
     assert not asking.done()
     for engine in router_cluster.engines.values():
         for tenant in ("a", "b"):

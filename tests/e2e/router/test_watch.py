@@ -18,6 +18,7 @@ from tests.e2e.router_cluster import (
     add_load,
     address_of,
     create_on,
+    record_watches,
     wait_until,
 )
 
@@ -70,10 +71,11 @@ async def test_a_watch_begins_anew_where_an_engine_ended_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first, _ = router_cluster.engines
-    watched, ended = router_cluster.engines[first].watch, asyncio.Event()
+    watched, begun, ended = router_cluster.engines[first].watch, asyncio.Event(), asyncio.Event()
     seen: list[tuple[ContextChange, str]] = []
 
     async def ending(caller: Caller, include_program_contexts: bool) -> AsyncIterator[Any]:
+        begun.set()
         async for event in watched(caller, include_program_contexts):
             yield event
             if not ended.is_set():
@@ -86,7 +88,7 @@ async def test_a_watch_begins_anew_where_an_engine_ended_it(
 
     monkeypatch.setattr(router_cluster.engines[first], "watch", ending)
     watching = asyncio.create_task(watch())
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(begun.wait(), 60)
     await create_on(router_cluster, first, context_id="a")
     await ended.wait()
     await wait_until(lambda: seen[-2:] == [(ContextChange.RESET, ""), (ContextChange.EXISTS, "a")])
@@ -107,8 +109,9 @@ async def test_a_context_that_moves_is_not_closed_for_who_watches(
             if event.context_id == "mine":
                 seen.append(event.change)
 
+    begun = [record_watches(engine) for engine in router_cluster.engines.values()]
     watching = asyncio.create_task(watch())
-    await asyncio.sleep(0.1)
+    await wait_until(lambda: all(begun))
     context = await client.create(context_id="mine")
     await wait_until(lambda: seen == [ContextChange.CREATED])
     await context.fill(LONG_TEXT)
