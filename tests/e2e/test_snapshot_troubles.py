@@ -79,27 +79,30 @@ def engine(make_engine, engine_config, gate, folder):
     gate.open()  # before the engine is stopped, which waits for the store
 
 
-def cancellation_of(engine, name: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Set when the server cancels a call of this method of the engine, as its client has given it up."""
-    cancelled, method = asyncio.Event(), getattr(engine, name)
+def record_tasks(engine, name: str, monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Task[object]]:
+    """A list that gets the server's task of each call of this method of the engine."""
+    tasks: list[asyncio.Task[object]] = []
+    method = getattr(engine, name)
 
     async def recorded(*arguments: object, **options: object) -> object:
-        try:
-            return await method(*arguments, **options)
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        return await method(*arguments, **options)
 
     monkeypatch.setattr(engine, name, recorded)
-    return cancelled
+    return tasks
+
+
+async def until_cancelled(task: asyncio.Task[object]) -> None:
+    """Wait until the server knows that a client has given up a call; the task may go on."""
+    await until(lambda: task.cancelling() or task.done())
 
 
 async def until(condition: Callable[[], object]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came to be")
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 async def snapshots(client: jaxctx.aio.Client) -> list[tuple[str, int]]:
@@ -190,13 +193,13 @@ async def test_a_take_that_is_given_up_as_it_happens_leaves_the_context(
         return version
 
     monkeypatch.setattr(engine.store, "take", taken)
-    given_up = cancellation_of(engine, "take", monkeypatch)
+    tasks = record_tasks(engine, "take", monkeypatch)
     taking = asyncio.create_task(client.take("a", context_id="mine"))
     await gate.reached()
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
-    await asyncio.wait_for(given_up.wait(), 60)
+    await until_cancelled(tasks[0])
     gate.open()
     await until(lambda: len(engine.core.cache.context_table) == 1)
     assert await snapshots(client) == []
@@ -209,13 +212,13 @@ async def test_a_delete_that_is_given_up_as_it_happens_leaks_nothing(client, eng
     await context.save("a")
     await context.close()
     monkeypatch.setattr(engine.store, "remove", gate.before(engine.store.remove))
-    given_up = cancellation_of(engine, "delete_snapshot", monkeypatch)
+    tasks = record_tasks(engine, "delete_snapshot", monkeypatch)
     deleting = asyncio.create_task(client.delete_snapshot("a"))
     await gate.reached()
     deleting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await deleting
-    await asyncio.wait_for(given_up.wait(), 60)
+    await until_cancelled(tasks[0])
     gate.open()
     await until(lambda: len(engine.core.cache.context_table) == 0)
     assert await snapshots(client) == []
@@ -228,13 +231,13 @@ async def test_a_save_in_memory_that_is_given_up_as_it_happens_leaves_the_name_a
     context = await filled(client, PROMPT)
     await context.save("a")
     monkeypatch.setattr(engine.store, "put", gate.before(engine.store.put))
-    given_up = cancellation_of(engine, "save", monkeypatch)
+    tasks = record_tasks(engine, "save", monkeypatch)
     saving = asyncio.create_task(context.save("a", overwrite_version=1))
     await gate.reached()
     saving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await saving
-    await asyncio.wait_for(given_up.wait(), 60)
+    await until_cancelled(tasks[0])
     gate.open()
     await until(lambda: len(engine.core.cache.context_table) == 2)  # the context, and what version 1 holds
     assert await snapshots(client) == [("a", 1)]

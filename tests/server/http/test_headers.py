@@ -52,6 +52,13 @@ async def test_a_request_without_such_headers_is_handled(application: Applicatio
     assert application.handled == 1
 
 
+def test_the_headers_that_are_refused() -> None:
+    """Those of sessions of other servers, of other methods than that of the request, and of gRPC's deadlines."""
+    sessions = {"x-session-id", "x-session-ttl", "x-session-mode"}
+    methods = {"x-http-method-override", "x-http-method", "x-method-override"}
+    assert set(UNSUPPORTED_HEADERS) == sessions | methods | {"grpc-timeout"}
+
+
 @pytest.mark.parametrize("name", UNSUPPORTED_HEADERS)
 @pytest.mark.parametrize("value", ["1", ""])
 async def test_an_unsupported_header_is_refused_whatever_its_value(

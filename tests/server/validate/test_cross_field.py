@@ -100,6 +100,11 @@ def test_a_resumed_output_has_tokens_left(
     assert violations(request, limits) == named
 
 
+def test_several_outputs_may_begin_anew(limits: Any) -> None:
+    assert violations(context_service_pb2.GenerateRequest(max_tokens=5, n=4), limits) == []
+    assert violations(context_service_pb2.GenerateRequest(max_tokens=5, n=4, resume_tokens=1), limits) == ["n"]
+
+
 def test_a_wrong_number_of_tokens_is_told_by_its_own_rule_only(limits: Any) -> None:
     request = context_service_pb2.GenerateRequest(max_tokens=-1, min_tokens=4, resume_tokens=2)
     assert violations(request, limits) == []

@@ -160,6 +160,7 @@ def test_an_engine_that_does_not_answer_now_may_again(ray: FakeRay) -> None:
     fleet.actors[0].fail(ActorUnavailableError())
     fleet.look()
     assert (len(fleet.engines), ray.killed) == (1, [])
+    assert fleet.actors[0].state.calls == 2, "it is asked again"
     fleet.ready("a")
     assert fleet.addresses == ["a"]
 
