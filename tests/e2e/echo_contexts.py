@@ -1,5 +1,6 @@
 """What tests of contexts on the echo model share: filled contexts, and the tokens that are expected."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -55,3 +56,13 @@ async def unchanged(client: jaxctx.aio.Client, *contexts: jaxctx.aio.Context) ->
     before = await seen()
     yield
     assert await seen() == before
+
+
+async def wait_until_idle(engine: LocalEngine) -> None:
+    """Wait until no request runs or waits, and no page is promised."""
+    for _ in range(400):
+        stats = await engine.stats()
+        if stats.running == stats.waiting == stats.pages_reserved == 0:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(stats)

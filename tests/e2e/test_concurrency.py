@@ -13,7 +13,7 @@ from jaxctx.engine.engine import LocalEngine
 from jaxctx.v1 import admin_service_pb2_grpc, model_service_pb2_grpc, snapshot_service_pb2_grpc
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc as stubs
-from tests.echo import echo_next
+from tests.e2e.echo_contexts import oracle, wait_until_idle
 from tests.server.validate.requests import METHODS, out_of_range_cases, request_with
 
 CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
@@ -23,22 +23,6 @@ STUBS = {
     "AdminService": admin_service_pb2_grpc.AdminServiceStub,
     "SnapshotService": snapshot_service_pb2_grpc.SnapshotServiceStub,
 }
-
-
-def oracle(tokens: list[int], count: int) -> list[int]:
-    tokens = list(tokens)
-    for _ in range(count):
-        tokens.append(echo_next(tokens))
-    return tokens[-count:]
-
-
-async def settled(engine: LocalEngine) -> None:
-    for _ in range(400):
-        stats = await engine.stats()
-        if stats.running == stats.waiting == stats.pages_reserved == 0:
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(stats)
 
 
 class TestManyStreams:
@@ -93,7 +77,7 @@ async def test_a_client_that_vanishes_leaves_nothing_running(
             break
         await asyncio.sleep(0.005)
     assert list((await quiet).token_ids) == oracle([7] * 30, 150)
-    await settled(engine)
+    await wait_until_idle(engine)
     # The context itself outlives its connection; the forks of a broken request do not, nobody knows their names.
     survivor = await client.context("gone")
     kept = await survivor.tokens()
@@ -111,7 +95,7 @@ async def test_a_deadline_ends_a_stream_and_frees_its_slot(client: jaxctx.aio.Cl
     with pytest.raises(errors.DeadlineExceeded):
         async for piece in context.generate(max_tokens=1400, temperature=0, timeout_s=0.2):
             tokens += piece.token_ids
-    await settled(engine)
+    await wait_until_idle(engine)
     assert tokens == oracle([1] * 30, len(tokens))
     assert (await context.tokens())[: 30 + len(tokens)] == [1] * 30 + tokens
 

@@ -12,8 +12,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.types import Tier
 from tests.e2e.conftest import CONFIG, TENANTS
 from tests.e2e.echo_contexts import THOUSAND, filled, greedy, held, oracle, unchanged
-
-from .test_snapshot_troubles import until
+from tests.e2e.gated_store import until
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ Whatever happens, the context that is saved goes on, nobody else notices, and no
 """
 
 import asyncio
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,46 +17,10 @@ from jaxctx.engine.scheduler.restore import MAX_PAGES_WHEN_IDLE
 from jaxctx.engine.snapshots.open import READ_AHEAD
 from jaxctx.store.objects import open_objects
 from tests.e2e.echo_contexts import THOUSAND, filled, greedy, held, oracle
+from tests.e2e.gated_store import Gate, snapshots, until
 from tests.jaxctx.store.fault_injection import Interrupted
 
 PROMPT = THOUSAND[:200]
-
-
-class Gate:
-    """What happens at every call that the store makes: nothing, a wait, or an error."""
-
-    def __init__(self) -> None:
-        self.passing = threading.Event()
-        self.passing.set()
-        self.waiting = threading.Event()
-        self.error: Exception | None = None
-
-    def close(self) -> None:
-        self.waiting.clear()
-        self.passing.clear()
-
-    def open(self) -> None:
-        self.passing.set()
-
-    def __call__(self) -> None:
-        if not self.passing.is_set():
-            self.waiting.set()
-            assert self.passing.wait(30)
-        if self.error is not None:
-            raise self.error
-
-    def before(self, function: Callable[..., object]) -> Callable[..., object]:
-        """The function, called once the gate is open again."""
-
-        def held_up(*arguments: object, **options: object) -> object:
-            self.close()
-            self()
-            return function(*arguments, **options)
-
-        return held_up
-
-    async def reached(self) -> None:
-        assert await asyncio.to_thread(self.waiting.wait, 30)
 
 
 @pytest.fixture
@@ -97,16 +60,6 @@ def record_tasks(engine, name: str, monkeypatch: pytest.MonkeyPatch) -> list[asy
 async def until_cancelled(task: asyncio.Task[object]) -> None:
     """Wait until the server knows that a client has given up a call; the task may go on."""
     await until(lambda: task.cancelling() or task.done())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-async def snapshots(client: jaxctx.aio.Client) -> list[tuple[str, int]]:
-    return [(each.name, each.version) async for each in client.snapshots()]
 
 
 def packs(folder: Path) -> list[Path]:
