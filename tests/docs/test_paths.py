@@ -33,7 +33,7 @@ def test_paths_exist(page: str) -> None:
 
 def test_paths_are_found() -> None:
     text = (
-        "`jaxctx/v1/` and `pytest tests/server\ntests/e2e/test_router.py`, not `gs://docs/x`, jaxctx/none "
+        "`jaxctx/v1/` and `pytest tests/server\ntests/e2e/router/test_watch.py`, not `gs://docs/x`, jaxctx/none "
         "or `a/tests/b`\n```sh\nscripts/stubs --check\n```\nprose on docs/none"
     )
-    assert paths_in(text) == {"jaxctx/v1", "tests/server", "tests/e2e/test_router.py", "scripts/stubs"}
+    assert paths_in(text) == {"jaxctx/v1", "tests/server", "tests/e2e/router/test_watch.py", "scripts/stubs"}

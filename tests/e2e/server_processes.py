@@ -1,6 +1,8 @@
-"""Engines as processes that begin quickly: forked from one process that has imported all that a server needs.
+"""Servers that are processes.
 
-Imports are half of the seconds that a start takes: a test that kills a thousand engines has little time for each.
+A `Server` is the command as a user starts it. A `PreparedServer` starts sooner: it is forked from a process that has
+imported all that a server needs. Imports are half of the seconds that a start takes, and a test that kills a thousand
+engines has little time for each.
 """
 
 from __future__ import annotations
@@ -9,13 +11,60 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from tests.readme import ROOT
+
+COMMAND = str(Path(sys.executable).with_name("jaxctx-serve"))
+ECHO = (sys.executable, "-m", "tests.serve_echo")  # jaxctx-serve with the echo model
+PAIRS = (sys.executable, "-m", "tests.serve_pairs")  # the same with tokens of one and two characters
+# Steps of one size and passes of one size: compiling is most of what starting a server takes.
+SMALL = ("--max-batch", "4", "--max-batch-tokens", "4", "--kv-tokens", "4096", "--max-context-tokens", "1024")
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["jaxctx_server.cli", "jaxctx_server.engine_builder"])
+
+
+def environment() -> dict[str, str]:
+    """That of a user, without what is set for tests of meshes, but compiled as fast as this session compiles."""
+    variables = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    level = [flag for flag in os.environ["XLA_FLAGS"].split() if "optimization_level" in flag]
+    return variables | {"XLA_FLAGS": " ".join(level)}
+
+
+class Server:
+    """A server process and where it listens."""
+
+    def __init__(
+        self, *arguments: str, cache: Path, command: Sequence[str] = (COMMAND,), stderr: Any = subprocess.PIPE
+    ) -> None:
+        command = [*command, *arguments, "--grpc-port", "0", "--compile-cache", str(cache)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(), cwd=ROOT
+        )
+        assert self.process.stdout is not None
+        self.banner = ""
+        for line in self.process.stdout:
+            self.banner += line
+            if line.startswith("ready"):
+                break
+        found = re.search(r"gRPC +(\S+:\d+)", self.banner)
+        assert found, f"{self.banner}{self.end()[1]}"
+        self.address = found[1]
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and standard error, once it has ended by itself."""
+        _, err = self.process.communicate(timeout=600)
+        return self.process.returncode, err
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
 
 
 def serve(arguments: Sequence[str], banner: Path, log: Path) -> None:

@@ -22,9 +22,8 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.rpc import SERVICES, from_rpc_error
 from jaxctx.v1 import context_service_pb2, model_service_pb2, session_service_pb2, snapshot_service_pb2
 from jaxctx.v1.generation_pb2 import SamplingParams
+from tests.e2e.conftest import CONFIG, served
 from tests.engines import Clock
-
-from .conftest import CONFIG, served
 
 SEEN_BY_TENANTS = ("ContextService", "SnapshotService", "SessionService", "ModelService")
 MODULES = (context_service_pb2, snapshot_service_pb2, session_service_pb2, model_service_pb2)
@@ -250,7 +249,7 @@ async def beside(them: Tenant) -> AsyncIterator[None]:
     generating.cancel()
 
 
-async def test_15_a_tenant_is_told_the_same_beside_a_busy_one(make_engine: Any, clock: Clock, two_tenants: Any) -> None:
+async def test_a_tenant_is_told_the_same_beside_a_busy_one(make_engine: Any, clock: Clock, two_tenants: Any) -> None:
     config: EngineConfig = replace(CONFIG, pages=512)
     lifecycle = []
     for busy in (False, True):

@@ -1,14 +1,12 @@
 """`jaxctx-serve` as a process: banner, README's example, drain on a signal, mistakes."""
 
 import asyncio
-import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -17,51 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import jaxctx
 from jaxctx import Output
 from jaxctx_server.cli import MALLOC
+from tests.e2e.server_processes import COMMAND, ECHO, SMALL, Server, environment
 from tests.readme import ROOT, example
 
-COMMAND = str(Path(sys.executable).with_name("jaxctx-serve"))
 SYSTEM = "You are a careful assistant who answers in one short sentence, and never guesses. "
-ECHO = (sys.executable, "-m", "tests.serve_echo")
-# Steps of one size and passes of one size: compiling is most of what starting a server takes.
-SMALL = ("--max-batch", "4", "--max-batch-tokens", "4", "--kv-tokens", "4096", "--max-context-tokens", "1024")
-
-
-def environment() -> dict[str, str]:
-    """That of a user, without what is set for tests of meshes, but compiled as fast as this session compiles."""
-    variables = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    level = [flag for flag in os.environ["XLA_FLAGS"].split() if "optimization_level" in flag]
-    return variables | {"XLA_FLAGS": " ".join(level)}
-
-
-class Server:
-    """A server process and where it listens."""
-
-    def __init__(
-        self, *arguments: str, cache: Path, command: Sequence[str] = (COMMAND,), stderr: Any = subprocess.PIPE
-    ) -> None:
-        command = [*command, *arguments, "--grpc-port", "0", "--compile-cache", str(cache)]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(), cwd=ROOT
-        )
-        assert self.process.stdout is not None
-        self.banner = ""
-        for line in self.process.stdout:
-            self.banner += line
-            if line.startswith("ready"):
-                break
-        found = re.search(r"gRPC +(\S+:\d+)", self.banner)
-        assert found, f"{self.banner}{self.end()[1]}"
-        self.address = found[1]
-
-    def end(self) -> tuple[int, str]:
-        """Exit status and standard error, once it has ended by itself."""
-        _, err = self.process.communicate(timeout=600)
-        return self.process.returncode, err
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
 
 
 def compiled(cache: Path) -> set[str]:

@@ -13,9 +13,8 @@ from jaxctx.engine.engine import LocalEngine
 from jaxctx.v1 import admin_service_pb2_grpc, model_service_pb2_grpc, snapshot_service_pb2_grpc
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc as stubs
-from tests.echo import echo_next
-from tests.server.validate.test_rules import METHODS, cases
-from tests.server.validate.test_rules import request as bad_request
+from tests.e2e.echo_contexts import oracle, wait_until_idle
+from tests.server.validate.requests import METHODS, out_of_range_cases, request_with
 
 CONFIG = EngineConfig(pages=256, max_batch=8, max_batch_tokens=64, max_context_tokens=1536)
 STUBS = {
@@ -24,22 +23,6 @@ STUBS = {
     "AdminService": admin_service_pb2_grpc.AdminServiceStub,
     "SnapshotService": snapshot_service_pb2_grpc.SnapshotServiceStub,
 }
-
-
-def oracle(tokens: list[int], count: int) -> list[int]:
-    tokens = list(tokens)
-    for _ in range(count):
-        tokens.append(echo_next(tokens))
-    return tokens[-count:]
-
-
-async def settled(engine: LocalEngine) -> None:
-    for _ in range(400):
-        stats = await engine.stats()
-        if stats.running == stats.waiting == stats.pages_reserved == 0:
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(stats)
 
 
 class TestManyStreams:
@@ -77,7 +60,8 @@ async def test_a_client_that_vanishes_leaves_nothing_running(
     fill = service.Fill(pb.FillRequest(context_id="gone", tokens={"ids": tokens}))
     if phase == "fill":
         waiting = asyncio.ensure_future(fill)
-        await asyncio.sleep(0.01)
+        while not waiting.done() and (await engine.stats()).running < 2:
+            await asyncio.sleep(0.001)
     else:
         await fill
         request = pb.GenerateRequest(context_id="gone", max_tokens=400, n=3 if phase == "n outputs" else 1)
@@ -93,7 +77,7 @@ async def test_a_client_that_vanishes_leaves_nothing_running(
             break
         await asyncio.sleep(0.005)
     assert list((await quiet).token_ids) == oracle([7] * 30, 150)
-    await settled(engine)
+    await wait_until_idle(engine)
     # The context itself outlives its connection; the forks of a broken request do not, nobody knows their names.
     survivor = await client.context("gone")
     kept = await survivor.tokens()
@@ -111,7 +95,7 @@ async def test_a_deadline_ends_a_stream_and_frees_its_slot(client: jaxctx.aio.Cl
     with pytest.raises(errors.DeadlineExceeded):
         async for piece in context.generate(max_tokens=1400, temperature=0, timeout_s=0.2):
             tokens += piece.token_ids
-    await settled(engine)
+    await wait_until_idle(engine)
     assert tokens == oracle([1] * 30, len(tokens))
     assert (await context.tokens())[: 30 + len(tokens)] == [1] * 30 + tokens
 
@@ -122,7 +106,7 @@ class TestBadRequests:
         """With the limits that the table of bad requests was written for."""
         return replace(CONFIG, queue_limit=64, default_max_tokens=16)
 
-    async def test_a_neighbours_stream_is_unchanged_by_every_bad_request(
+    async def test_a_neighbours_stream_is_unchanged_by_every_request_with(
         self, client: jaxctx.aio.Client, address: str, engine: LocalEngine
     ) -> None:
         """Every field of every method out of its range, beside a stream that must not notice."""
@@ -133,10 +117,10 @@ class TestBadRequests:
         await other.fill(tokens=[9] * 30)
         before = await other.refresh()
         async with grpc.aio.insecure_channel(address) as channel:
-            for case in cases():
+            for case in out_of_range_cases():
                 name, path, value, _ = case.values
                 service, method = METHODS[name]
-                call = getattr(STUBS[service](channel), method.name)(bad_request(name, path, value))
+                call = getattr(STUBS[service](channel), method.name)(request_with(name, path, value))
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await (call.read() if method.server_streaming else call)
                 assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT, case.id

@@ -7,9 +7,8 @@ import pytest
 
 from jaxctx.aio import decoding
 from jaxctx.seeds import derive_seed
+from tests.e2e.echo_contexts import THOUSAND, filled, greedy, held, oracle
 from tests.echo import echo_logprobs
-
-from .test_scenarios import THOUSAND, filled, greedy, held, oracle
 
 PROMPT = THOUSAND[:45]
 PLAIN = oracle(PROMPT, 40)  # to token 85: across three page boundaries
@@ -17,7 +16,7 @@ WRONG = next(token for token in range(256, 512) if token not in PLAIN)
 
 
 @pytest.mark.parametrize("drafts", ["right", "wrong at first", "mixed"])
-async def test_11_speculation_for_every_length_of_drafts(client, engine, monkeypatch, drafts) -> None:
+async def test_speculation_for_every_length_of_drafts(client, engine, monkeypatch, drafts) -> None:
     index, committed = engine.core.cache.block_manager.index, set[int]()
     commit = index.commit
 

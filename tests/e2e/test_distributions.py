@@ -13,9 +13,8 @@ from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import load_text
 from jaxctx.model.weights import load_model
 from scripts.dense import DenseCausal
+from tests.e2e.echo_contexts import THOUSAND, filled, unchanged
 from tests.engines import on_demand
-
-from .test_scenarios import THOUSAND, filled, unchanged
 
 IDS = [0, 7, 4095, 100, 7]
 GREEDY: jaxctx.SamplingOptions = {"temperature": 0.0, "seed": 1}
@@ -69,7 +68,7 @@ EVERYTHING = [
 ]
 
 
-async def test_8_refilled_tokens_have_bit_equal_logits(client, dense) -> None:
+async def test_refilled_tokens_have_bit_equal_logits(client, dense) -> None:
     context = await filled(client, THOUSAND[:992])
     first = await context.forward(THOUSAND[992:], outputs=EVERYTHING)
     assert (first.context.committed_pages, first.context.working_tokens) == (62, 8)

@@ -24,9 +24,8 @@ import pytest
 
 import jaxctx
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
-from tests.e2e.server_processes import PreparedServer
-from tests.e2e.test_command import COMMAND, SMALL, Server
-from tests.e2e.test_programs import Caller
+from tests.e2e.program_callers import ProgramCaller
+from tests.e2e.server_processes import COMMAND, SMALL, PreparedServer, Server
 
 KILLS = int(os.environ.get("JAXCTX_KILLS", "1000"))
 WORKERS = 6
@@ -99,7 +98,7 @@ class Fleet:
         self._log.close()
 
 
-async def output(caller: Caller, case: Case) -> str:
+async def output(caller: ProgramCaller, case: Case) -> str:
     prompt, settings = case
     ids = await caller.call(prompt + "{{o}}", o={"output": settings})
     return await caller.get(ids["o"])
@@ -120,7 +119,7 @@ async def losses(fleet: Fleet, stub: SessionServiceStub) -> None:
     rng = random.Random(21)
     first = await asyncio.to_thread(fleet.begin)
     await fleet.until_registered(first)
-    caller = await Caller(stub, timeout_s=600.0).begin()
+    caller = await ProgramCaller(stub, timeout_s=600.0).begin()
 
     async def undisturbed(found: list[Case]) -> list[str]:
         return [await output(caller, case) for case in found]
@@ -143,7 +142,7 @@ async def losses(fleet: Fleet, stub: SessionServiceStub) -> None:
 
     async def work() -> None:
         nonlocal done
-        mine = await Caller(stub, timeout_s=600.0).begin()
+        mine = await ProgramCaller(stub, timeout_s=600.0).begin()
         while not stop:
             number = next(numbers) % len(all_cases)
             told = await output(mine, all_cases[number])

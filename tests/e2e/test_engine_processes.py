@@ -12,7 +12,6 @@ import os
 import random
 import re
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -25,39 +24,13 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
-from jaxctx.model.text import Detokenizer
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
-from tests.e2e.test_command import COMMAND, SMALL, Server
-from tests.e2e.test_programs import SYSTEM, Caller, out
-from tests.echo import echo_next, pairs_text
+from tests.e2e.expected_texts import Story, expected_text
+from tests.e2e.program_callers import SYSTEM, ProgramCaller, output_of
+from tests.e2e.server_processes import COMMAND, PAIRS, SMALL, Server
+from tests.echo import pairs_text
 
-PAIRS = (sys.executable, "-m", "tests.serve_pairs")
 KILLS = int(os.environ.get("JAXCTX_KILLS", "1000"))
-
-
-class Story:
-    """What the echo model says after a text, and after what it has said."""
-
-    def __init__(self, prompt: str) -> None:
-        self._tokenizer = pairs_text().tokenizer
-        self._ids = self._tokenizer.encode(prompt)
-
-    def fill(self, text: str) -> Story:
-        self._ids += self._tokenizer.encode(text)
-        return self
-
-    def say(self, tokens: int) -> str:
-        """The text of the next output, of so many tokens."""
-        detokenizer, text = Detokenizer(self._tokenizer, self._ids), ""
-        for _ in range(tokens):
-            self._ids.append(echo_next(self._ids))
-            text += detokenizer.push(self._ids[-1:])
-        return text + detokenizer.finish()
-
-
-def said(prompt: str, tokens: int) -> str:
-    """What the echo model says after a text."""
-    return Story(prompt).say(tokens)
 
 
 class Cluster:
@@ -133,12 +106,12 @@ async def test_killed_frozen_and_restarted(cluster: Cluster, stub: SessionServic
     first, second = cluster.engine(), cluster.engine()
     await cluster.until(first, second)
     by_address = {each.address: each for each in (first, second)}
-    caller = await Caller(stub).begin()
-    story = said("Tell: ", 900)
+    caller = await ProgramCaller(stub).begin()
+    story = expected_text("Tell: ", 900)
 
     async def telling() -> tuple[Any, Server, str]:
         """A story that is being told, and by whom."""
-        ids = await caller.call("Tell: {{story}}", story=out(900))
+        ids = await caller.call("Tell: {{story}}", story=output_of(900))
         reading = aiter(caller.read(ids["story"]))
         beginning = ""
         while len(beginning) < 100:  # enough to be tokenised otherwise
@@ -171,16 +144,16 @@ async def test_killed_frozen_and_restarted(cluster: Cluster, stub: SessionServic
     # The last one too: what is asked waits for an engine, until its time is over.
     other.process.send_signal(signal.SIGKILL)
     await cluster.until()
-    waiting = await caller.call("Say {{o}}", o=out(20))
+    waiting = await caller.call("Say {{o}}", o=output_of(20))
     asked = asyncio.create_task(caller.get(waiting["o"]))
     timed = await caller(
-        "SubmitCall", template="Now {{o}}", parameters=[{"name": "o", **out(20)}], timeout={"seconds": 1}
+        "SubmitCall", template="Now {{o}}", parameters=[{"name": "o", **output_of(20)}], timeout={"seconds": 1}
     )
     with pytest.raises(errors.DeadlineExceeded):
         await caller.get(timed.outputs[0].variable_id)
     assert not asked.done()
     cluster.engine()
-    assert await asked == said("Say ", 20)
+    assert await asked == expected_text("Say ", 20)
 
 
 @pytest.mark.slow
@@ -190,13 +163,13 @@ async def test_ending_an_engine_drains_it(cluster: Cluster, stub: SessionService
     async with asyncio.timeout(120):
         while engine.address not in await cluster.engines():
             await asyncio.sleep(0.02)
-    caller = await Caller(stub).begin()
-    ids = [(await caller.call(f"Tell {n}: {{{{o}}}}", o=out(700)))["o"] for n in range(6)]
+    caller = await ProgramCaller(stub).begin()
+    ids = [(await caller.call(f"Tell {n}: {{{{o}}}}", o=output_of(700)))["o"] for n in range(6)]
     readings = [aiter(caller.read(each)) for each in ids]
     beginnings = [await begun(each) for each in readings]
     engine.process.send_signal(signal.SIGTERM)
     for number, (reading, beginning) in enumerate(zip(readings, beginnings, strict=True)):
-        assert beginning + "".join([part.text async for part in reading]) == said(f"Tell {number}: ", 700)
+        assert beginning + "".join([part.text async for part in reading]) == expected_text(f"Tell {number}: ", 700)
     assert engine.end()[0] == 0
 
 
@@ -281,10 +254,13 @@ async def test_a_thousand_kills_of_one_of_two_engines(cluster: Cluster, stub: Se
 
     async def work(number: int) -> None:
         nonlocal done
-        caller, ended = await Caller(stub, timeout_s=120.0).begin(), 0  # engines begin beside it, on the same routers
+        caller, ended = (
+            await ProgramCaller(stub, timeout_s=120.0).begin(),
+            0,
+        )  # engines begin beside it, on the same routers
         while not stop:
             prompt, tokens = f"{SYSTEM} Worker {number}, request {ended}: ", 20 + (ended * 37) % 200
-            ids = await caller.call(prompt + "{{a}} and {{b}}", a=out(tokens), b=out(20))
+            ids = await caller.call(prompt + "{{a}} and {{b}}", a=output_of(tokens), b=output_of(20))
             b = await caller.get(ids["b"])
             a = await caller.get(ids["a"])
             story = Story(prompt)

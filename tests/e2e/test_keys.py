@@ -14,10 +14,9 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
+from tests.e2e.server_processes import ECHO, SMALL, Server, environment
 from tests.readme import ROOT
-from tests.server.test_key_store import line, replaced
-
-from .test_command import ECHO, SMALL, Server, environment
+from tests.server.key_files import key_line, replace_file
 
 HANGUP = 1 << (signal.SIGHUP - 1)  # its bit in the kernel's sets of signals
 BROKEN = "KEYS_NOT_RELOADED"
@@ -32,7 +31,7 @@ def logged(tmp_path: Path) -> Path:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
-    path.write_text(line("alice") + line("bob"))
+    path.write_text(key_line("alice") + key_line("bob"))
     return path
 
 
@@ -63,7 +62,7 @@ def test_a_revoked_keys_streams_end_and_its_next_call_is_refused(
         watch, pieces = iter(alice.watch()), iter(theirs.generate(max_tokens=5, temperature=0))
         next(watch)
         next(pieces)
-        replaced(file, line("bob") + line("carol"))
+        replace_file(file, key_line("bob") + key_line("carol"))
         if signalled:
             server.process.send_signal(signal.SIGHUP)
         with pytest.raises(errors.Unauthenticated, match="revoked"):

@@ -11,11 +11,10 @@ from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.factory import ServedModel
 from jaxctx.model.interface import KVSpec
+from tests.e2e.conftest import served
+from tests.e2e.echo_contexts import THOUSAND, filled, greedy, oracle, unchanged
 from tests.echo import EchoModel
 from tests.engines import on_demand
-
-from .conftest import served
-from .test_scenarios import THOUSAND, filled, greedy, oracle, unchanged
 
 CONFIG = EngineConfig(pages=32, max_batch=4, max_batch_tokens=16, max_context_tokens=256)
 PROMPT = THOUSAND[:100]
@@ -51,7 +50,7 @@ def serve(make_engine, tmp_path, clock, echo_served, devices, monkeypatch):
 
 
 @pytest.mark.parametrize("other", ["weights", "KV type", "page size"])
-async def test_14_pages_of_others_are_refused_and_their_tokens_computed(serve, echo_served, other) -> None:
+async def test_pages_of_others_are_refused_and_their_tokens_computed(serve, echo_served, other) -> None:
     async with serve() as client:
         await (await filled(client, PROMPT)).save("a", durable=True)
     config, model = CONFIG, echo_served

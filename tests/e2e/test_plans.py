@@ -5,8 +5,7 @@ import pytest
 import jaxctx
 from jaxctx.engine.config import EngineConfig
 from jaxctx.types import FillResult, PlanResult
-
-from .test_scenarios import THOUSAND, filled, greedy, oracle
+from tests.e2e.echo_contexts import THOUSAND, filled, greedy, oracle
 
 LENGTHS = (1, 16, 17, 33, 400, 408)
 MORE = (1, 8, 9, 20)

@@ -10,7 +10,7 @@ import pytest
 
 import jaxctx
 from jaxctx import Input, Output, Template, errors, semantic
-from tests.e2e.test_programs import SYSTEM
+from tests.e2e.program_callers import SYSTEM
 
 FEW = Output(max_tokens=8, temperature=0, ignore_eos=True)
 

@@ -12,56 +12,11 @@ from google.protobuf.duration_pb2 import Duration
 
 import jaxctx
 from jaxctx.programs.executor import PREFIX_TIMEOUT_S
-from jaxctx.rpc import from_rpc_error
 from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx.v1.session_service_pb2_grpc import SessionServiceStub
 from tests.e2e.conftest import TENANTS
+from tests.e2e.program_callers import SYSTEM, ProgramCaller, check_forks_of_a_running_call, context_ids, output_of
 from tests.engines import Clock
-
-SYSTEM = "You are a careful assistant who answers in one short sentence, and never guesses. "
-GREEDY: dict[str, Any] = {"sampling": {"temperature": 0}, "ignore_eos": True}
-
-
-class Caller:
-    """The methods of SessionService, with a key, in one session."""
-
-    def __init__(self, stub: SessionServiceStub, key: str | None = None, timeout_s: float = 60.0) -> None:
-        self._stub, self._timeout_s = stub, timeout_s
-        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
-        self.session_id = ""
-
-    async def __call__(self, method: str, **fields: Any) -> Any:
-        kind = getattr(pb, f"{method}Request")
-        if "session_id" in kind.DESCRIPTOR.fields_by_name and method != "CreateSession":
-            fields.setdefault("session_id", self.session_id)
-        try:
-            return await getattr(self._stub, method)(kind(**fields), metadata=self._metadata, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
-
-    async def begin(self) -> Caller:
-        self.session_id = (await self("CreateSession")).session.session_id
-        return self
-
-    async def call(self, template: str, **parameters: dict[str, Any]) -> dict[str, str]:
-        """Ids of its outputs, by name."""
-        told = await self(
-            "SubmitCall", template=template, parameters=[{"name": name, **value} for name, value in parameters.items()]
-        )
-        return {each.name: each.variable_id for each in told.outputs}
-
-    async def get(self, variable_id: str, criterion: Any = pb.CRITERION_LATENCY) -> str:
-        told = await self("GetVariable", variable_id=variable_id, criterion=criterion, wait=True)
-        assert told.variable.state == pb.VARIABLE_STATE_SET
-        return told.variable.text
-
-    def read(self, variable_id: str) -> Any:
-        request = pb.ReadVariableRequest(session_id=self.session_id, variable_id=variable_id)
-        return self._stub.ReadVariable(request, metadata=self._metadata, timeout=self._timeout_s)
-
-
-def out(tokens: int = 8, **fields: Any) -> dict[str, Any]:
-    return {"output": {"max_tokens": tokens, **GREEDY, **fields}}
 
 
 @pytest.fixture
@@ -71,15 +26,17 @@ async def stub(address: str) -> AsyncIterator[SessionServiceStub]:
 
 
 @pytest.fixture
-async def caller(stub: SessionServiceStub) -> Caller:
-    return await Caller(stub).begin()
+async def caller(stub: SessionServiceStub) -> ProgramCaller:
+    return await ProgramCaller(stub).begin()
 
 
-async def test_a_program(caller: Caller, client: jaxctx.aio.Client) -> None:
+async def test_a_program(caller: ProgramCaller, client: jaxctx.aio.Client) -> None:
     """Two calls, one of the other's output; what they say is what the same prompts say without programs."""
     topic = (await caller("CreateVariable", name="topic", description="what it is about")).variable.variable_id
-    drafts = await caller.call(SYSTEM + "Draft {{topic}}: {{draft}}", topic={"variable_id": topic}, draft=out())
-    review = await caller.call("Review of {{text}}: {{review}}", text={"variable_id": drafts["draft"]}, review=out(5))
+    drafts = await caller.call(SYSTEM + "Draft {{topic}}: {{draft}}", topic={"variable_id": topic}, draft=output_of())
+    review = await caller.call(
+        "Review of {{text}}: {{review}}", text={"variable_id": drafts["draft"]}, review=output_of(5)
+    )
     asking = asyncio.create_task(caller.get(review["review"]))
     await asyncio.sleep(0.05)
     assert (await client.stats()).tokens_generated == 0
@@ -109,11 +66,9 @@ async def test_a_program(caller: Caller, client: jaxctx.aio.Client) -> None:
     assert (await client.stats()).pages_held == 0
 
 
-async def listed(client: jaxctx.aio.Client, *, programs: bool) -> set[str]:
-    return {each.id async for each in client.contexts(include_program_contexts=programs)}
-
-
-async def test_contexts_of_programs_are_shown_to_who_asks_for_them(caller: Caller, client: jaxctx.aio.Client) -> None:
+async def test_contexts_of_programs_are_shown_to_who_asks_for_them(
+    caller: ProgramCaller, client: jaxctx.aio.Client
+) -> None:
     seen: dict[bool, set[str]] = {True: set(), False: set()}
 
     async def watch(programs: bool) -> None:
@@ -122,11 +77,11 @@ async def test_contexts_of_programs_are_shown_to_who_asks_for_them(caller: Calle
 
     watching = [asyncio.create_task(watch(programs)) for programs in seen]
     mine = await client.create("Mine. ", labels={"jaxctx": "other", "a": "program"})
-    ids = await caller.call(SYSTEM + "Tell: {{o}}", o=out(200))
+    ids = await caller.call(SYSTEM + "Tell: {{o}}", o=output_of(200))
     reading = caller.read(ids["o"])
     await reading.read()
-    assert await listed(client, programs=False) == {mine.id}
-    (made,) = await listed(client, programs=True) - {mine.id}
+    assert await context_ids(client, programs=False) == {mine.id}
+    (made,) = await context_ids(client, programs=True) - {mine.id}
     found = await client.context(made)
     assert found.info.labels == {"jaxctx": "program"}
     await caller.get(ids["o"])
@@ -142,9 +97,11 @@ async def test_contexts_of_programs_are_shown_to_who_asks_for_them(caller: Calle
         each.cancel()
 
 
-async def test_pages_of_a_list_are_full_without_those_of_programs(caller: Caller, client: jaxctx.aio.Client) -> None:
+async def test_pages_of_a_list_are_full_without_those_of_programs(
+    caller: ProgramCaller, client: jaxctx.aio.Client
+) -> None:
     for n in range(3):
-        await caller.get((await caller.call(f"{n} " + SYSTEM + "{{o}}", o=out(2)))["o"])
+        await caller.get((await caller.call(f"{n} " + SYSTEM + "{{o}}", o=output_of(2)))["o"])
     mine = {(await client.create()).id for _ in range(5)}
     assert {each.id async for each in client.contexts(page=2)} == mine
     assert len([each async for each in client.contexts(page=2, include_program_contexts=True)]) == 8
@@ -158,84 +115,50 @@ async def test_what_a_session_leaves_ends_too(
     is left but the constant prefix, and that ends after its time.
     """
     before = (await client.stats()).pages_held
-    caller = Caller(stub)
+    caller = ProgramCaller(stub)
     caller.session_id = (await caller("CreateSession", ttl=Duration(seconds=30))).session.session_id
     late = (await caller("CreateVariable", name="late")).variable.variable_id
-    halves = await caller.call(SYSTEM + "{{a}} of {{late}} {{b}}", a=out(), late={"variable_id": late}, b=out())
+    halves = await caller.call(
+        SYSTEM + "{{a}} of {{late}} {{b}}", a=output_of(), late={"variable_id": late}, b=output_of()
+    )
     waiting = asyncio.create_task(caller.get(halves["b"]))
     await caller.get(halves["a"])
-    await caller.get((await caller.call(SYSTEM + "{{o}}", o=out()))["o"])
+    await caller.get((await caller.call(SYSTEM + "{{o}}", o=output_of()))["o"])
     if end == "deleted":
-        reading = caller.read((await caller.call(SYSTEM + "{{o}}", o=out(1000)))["o"])
+        reading = caller.read((await caller.call(SYSTEM + "{{o}}", o=output_of(1000)))["o"])
         await reading.read()
         await caller("DeleteSession")
     else:
         clock.offset += 31
     with pytest.raises(jaxctx.errors.Cancelled):
         await waiting
-    assert await listed(client, programs=False) == set()
+    assert await context_ids(client, programs=False) == set()
     async with asyncio.timeout(20):
-        while len(await listed(client, programs=True)) > 1:  # what expired is given back in the background
+        while len(await context_ids(client, programs=True)) > 1:  # what expired is given back in the background
             await asyncio.sleep(0.01)
-    (prefix,) = await listed(client, programs=True)
+    (prefix,) = await context_ids(client, programs=True)
     assert (await client.context(prefix)).info.seq_len <= len(await client.tokenize(SYSTEM))
     clock.offset += PREFIX_TIMEOUT_S + 1
-    assert await listed(client, programs=True) == set()
+    assert await context_ids(client, programs=True) == set()
     async with asyncio.timeout(20):
         while (await client.stats()).pages_held != before:
             await asyncio.sleep(0.01)
 
 
-async def test_a_task_names_its_context_which_can_be_forked(caller: Caller, client: jaxctx.aio.Client) -> None:
+async def test_a_task_names_its_context_which_can_be_forked(caller: ProgramCaller, client: jaxctx.aio.Client) -> None:
     """While its output comes, and after it for as long as the call goes on. The forks are the caller's own."""
-    await forked_while_it_lives(caller, client, "local")
+    await check_forks_of_a_running_call(caller, client, "local")
 
 
-async def forked_while_it_lives(caller: Caller, client: jaxctx.aio.Client, engine_id: str = "") -> None:
-    late = (await caller("CreateVariable", name="late")).variable.variable_id
-    ids = await caller.call("First {{a}} then {{late}} {{b}}", a=out(300), late={"variable_id": late}, b=out(6))
-    assert [task.context_id for task in (await caller("GetGraph")).tasks] == ["", ""]
-    waiting = asyncio.create_task(caller.get(ids["b"]))
-    reading = caller.read(ids["a"])
-    await reading.read()
-    running = (await caller("GetGraph")).tasks[0]
-    assert running.phase == pb.TASK_PHASE_STARTED
-    assert running.context_id
-    assert running.engine_id in (engine_id, running.engine_id if not engine_id else "")
-    context = await client.context(running.context_id)
-    assert context.engine_id == running.engine_id
-    (early,) = await context.fork()
-
-    first = await caller.get(ids["a"])
-    done, idle = (await caller("GetGraph")).tasks
-    assert (done.phase, done.context_id, idle.context_id) == (pb.TASK_PHASE_DONE, context.id, "")
-    (fork,) = await context.fork()
-    assert (fork.info.labels, fork.info.parent_id, fork.engine_id) == ({}, context.id, done.engine_id)
-    whole = await fork.tokens()
-    assert await client.detokenize(whole, skip_special_tokens=True) == "First " + first
-    begun = await early.tokens()
-    assert begun == whole[: len(begun)]
-    assert await listed(client, programs=False) == {early.id, fork.id}
-
-    await caller("SetVariable", variable_id=late, text="more")
-    last = await waiting
-    await fork.fill(" then more ", add_special_tokens=False)  # as the call goes on
-    assert str(await fork.complete(max_tokens=6, temperature=0, ignore_eos=True)) == last
-    await early.complete(max_tokens=3, temperature=0, ignore_eos=True)
-    ended = (await caller("GetGraph")).tasks
-    assert [(task.phase, task.context_id) for task in ended] == [(pb.TASK_PHASE_DONE, "")] * 2
-    await caller("DeleteSession")
-    assert await listed(client, programs=False) == {early.id, fork.id}, "they outlive the session"
-    assert await fork.tokens()
-
-
-async def test_a_step_between_calls(caller: Caller, client: jaxctx.aio.Client) -> None:
-    drafts = await caller.call("Draft: {{draft}}", draft=out())
+async def test_a_step_between_calls(caller: ProgramCaller, client: jaxctx.aio.Client) -> None:
+    drafts = await caller.call("Draft: {{draft}}", draft=output_of())
     parameters = [{"name": "text", "variable_id": drafts["draft"]}, {"name": "separator", "text": " "}]
     step = await caller("SubmitCall", function="split", parameters=[*parameters, {"name": "word", "output": {}}])
     (word,) = step.outputs
     assert (word.name, word.state) == ("word", pb.VARIABLE_STATE_UNSET)
-    review = await caller.call("Review of {{text}}: {{review}}", text={"variable_id": word.variable_id}, review=out(5))
+    review = await caller.call(
+        "Review of {{text}}: {{review}}", text={"variable_id": word.variable_id}, review=output_of(5)
+    )
     text = await caller.get(review["review"])
     draft = await caller.get(drafts["draft"])
     assert await caller.get(word.variable_id) == draft.split(" ")[0]
@@ -247,7 +170,7 @@ async def test_a_step_between_calls(caller: Caller, client: jaxctx.aio.Client) -
     assert (await caller("GetSession")).session.calls == 3
 
 
-async def test_a_step_fails_and_is_cancelled_as_a_call_is(caller: Caller) -> None:
+async def test_a_step_fails_and_is_cancelled_as_a_call_is(caller: ProgramCaller) -> None:
     asked = {"name": "o", "output": {"criterion": pb.CRITERION_LATENCY}}
     step = await caller("SubmitCall", function="json_pointer", parameters=[{"name": "text", "text": "{"}, asked])
     with pytest.raises(jaxctx.errors.FailedPrecondition):
@@ -260,24 +183,24 @@ async def test_a_step_fails_and_is_cancelled_as_a_call_is(caller: Caller) -> Non
         await caller.get(step.outputs[0].variable_id)
 
 
-async def test_a_reader_sees_parts_as_they_come(caller: Caller) -> None:
-    ids = await caller.call("Tell: {{story}}", story=out(64))
+async def test_a_reader_sees_parts_as_they_come(caller: ProgramCaller) -> None:
+    ids = await caller.call("Tell: {{story}}", story=output_of(64))
     parts = [part.text async for part in caller.read(ids["story"])]
     assert len(parts) > 1
     assert "".join(parts) == await caller.get(ids["story"])
 
 
-async def test_a_reader_that_leaves_stops_nothing(caller: Caller) -> None:
-    ids = await caller.call("Tell: {{story}}", story=out(200))
+async def test_a_reader_that_leaves_stops_nothing(caller: ProgramCaller) -> None:
+    ids = await caller.call("Tell: {{story}}", story=output_of(200))
     call = caller.read(ids["story"])
     await call.read()
     call.cancel()
     assert await caller.get(ids["story"])
 
 
-async def test_a_reader_gets_the_error_of_what_failed(caller: Caller) -> None:
+async def test_a_reader_gets_the_error_of_what_failed(caller: ProgramCaller) -> None:
     long = (await caller("CreateVariable", text="x" * 5000)).variable.variable_id
-    ids = await caller.call("Of {{x}}: {{o}}", x={"variable_id": long}, o=out())
+    ids = await caller.call("Of {{x}}: {{o}}", x={"variable_id": long}, o=output_of())
     with pytest.raises(jaxctx.errors.InvalidArgument):
         await caller.get(ids["o"])
     with pytest.raises(grpc.RpcError) as error:
@@ -288,7 +211,7 @@ async def test_a_reader_gets_the_error_of_what_failed(caller: Caller) -> None:
 
 
 async def test_waiting_ends_with_the_deadline_and_the_variable_does_not(
-    stub: SessionServiceStub, caller: Caller
+    stub: SessionServiceStub, caller: ProgramCaller
 ) -> None:
     unset = (await caller("CreateVariable")).variable.variable_id
     request = pb.GetVariableRequest(session_id=caller.session_id, variable_id=unset, wait=True)
@@ -312,7 +235,7 @@ async def test_waiting_ends_with_the_deadline_and_the_variable_does_not(
         ),
     ],
 )
-async def test_what_is_not_there(caller: Caller, method: str, fields: dict[str, Any], reason: str) -> None:
+async def test_what_is_not_there(caller: ProgramCaller, method: str, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(jaxctx.errors.NotFound) as error:
         await caller(method, **fields)
     assert error.value.reason == reason
@@ -323,25 +246,25 @@ async def test_what_is_not_there(caller: Caller, method: str, fields: dict[str, 
     [
         (
             "SubmitCall",
-            {"template": "a {{o}}", "parameters": [{"name": "o", **out()}, {"name": "p", "text": ""}]},
+            {"template": "a {{o}}", "parameters": [{"name": "o", **output_of()}, {"name": "p", "text": ""}]},
             "parameters[1].name",
         ),
         ("SubmitCall", {"template": "a {{o}}", "parameters": [{"name": "o"}]}, "parameters[0].value"),
         (
             "SubmitCall",
-            {"template": "a {{o}}", "parameters": [{"name": "o", **out(criterion=9)}]},
+            {"template": "a {{o}}", "parameters": [{"name": "o", **output_of(criterion=9)}]},
             "parameters[0].output.criterion",
         ),
         (
             "SubmitCall",
-            {"template": "a {{o}}", "parameters": [{"name": "o", **out(0)}]},
+            {"template": "a {{o}}", "parameters": [{"name": "o", **output_of(0)}]},
             "parameters[0].output.max_tokens",
         ),
         ("GetVariable", {"variable_id": "x", "criterion": 9}, "criterion"),
-        ("SubmitCall", {"parameters": [{"name": "o", **out()}]}, "work"),
-        ("SubmitCall", {"template": "", "parameters": [{"name": "o", **out()}]}, "template"),
-        ("SubmitCall", {"function": "", "parameters": [{"name": "o", **out()}]}, "function"),
-        ("SubmitCall", {"function": "x" * 65, "parameters": [{"name": "o", **out()}]}, "function"),
+        ("SubmitCall", {"parameters": [{"name": "o", **output_of()}]}, "work"),
+        ("SubmitCall", {"template": "", "parameters": [{"name": "o", **output_of()}]}, "template"),
+        ("SubmitCall", {"function": "", "parameters": [{"name": "o", **output_of()}]}, "function"),
+        ("SubmitCall", {"function": "x" * 65, "parameters": [{"name": "o", **output_of()}]}, "function"),
         ("SubmitCall", {"function": "rm", "parameters": [{"name": "o", "output": {}}]}, "function"),
         ("SubmitCall", {"function": "join", "parameters": []}, "parameters"),
         (
@@ -351,17 +274,17 @@ async def test_what_is_not_there(caller: Caller, method: str, fields: dict[str, 
         ),
         ("SubmitCall", {"function": "join", "parameters": [{"name": "o", "text": ""}]}, "parameters"),
         ("SubmitCall", {"function": "strip", "parameters": [{"name": "o", "output": {}}]}, "parameters"),
-        ("SubmitCall", {"function": "join", "parameters": [{"name": "o", **out()}]}, "parameters[0].output"),
+        ("SubmitCall", {"function": "join", "parameters": [{"name": "o", **output_of()}]}, "parameters[0].output"),
     ],
 )
-async def test_bad_fields_are_named(caller: Caller, method: str, fields: dict[str, Any], field: str) -> None:
+async def test_bad_fields_are_named(caller: ProgramCaller, method: str, fields: dict[str, Any], field: str) -> None:
     with pytest.raises(jaxctx.errors.InvalidArgument) as error:
         await caller(method, **fields)
     assert field in [each.field for each in error.value.violations]
 
 
-async def test_lists_come_in_pages(caller: Caller, stub: SessionServiceStub) -> None:
-    others = [await Caller(stub).begin() for _ in range(4)]
+async def test_lists_come_in_pages(caller: ProgramCaller, stub: SessionServiceStub) -> None:
+    others = [await ProgramCaller(stub).begin() for _ in range(4)]
     ids = sorted(each.session_id for each in (caller, *others))
     first = await caller("ListSessions", limit=3)
     rest = await caller("ListSessions", limit=3, page_token=first.next_page_token)
@@ -373,7 +296,7 @@ async def test_lists_come_in_pages(caller: Caller, stub: SessionServiceStub) -> 
     assert [each.variable_id for each in (*first.variables, *rest.variables)] == sorted(made)
 
 
-async def test_a_session_with_an_id_and_a_time_to_live(caller: Caller, clock: Any) -> None:
+async def test_a_session_with_an_id_and_a_time_to_live(caller: ProgramCaller, clock: Any) -> None:
     ttl = Duration(seconds=5)
     await caller("CreateSession", session_id="mine", ttl=ttl)
     with pytest.raises(jaxctx.errors.AlreadyExists):
@@ -390,7 +313,7 @@ class TestTenants:
         return two_tenants
 
     async def test_nothing_of_another_tenants(self, stub: SessionServiceStub) -> None:
-        alice, bob = [await Caller(stub, key).begin() for key in TENANTS]
+        alice, bob = [await ProgramCaller(stub, key).begin() for key in TENANTS]
         secret = (await alice("CreateVariable", text="secret")).variable.variable_id
         with pytest.raises(jaxctx.errors.NotFound) as there:
             await bob("GetVariable", session_id=alice.session_id, variable_id=secret)

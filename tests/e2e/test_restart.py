@@ -12,10 +12,9 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
+from tests.e2e.echo_contexts import THOUSAND, greedy, oracle
+from tests.e2e.server_processes import ECHO, SMALL, Server
 from tests.readme import example
-
-from .test_command import ECHO, SMALL, Server
-from .test_scenarios import THOUSAND, greedy, oracle
 
 PROMPT = THOUSAND[:200]
 
@@ -43,7 +42,7 @@ def killed(server: Server) -> None:
     server.process.communicate()
 
 
-async def test_14_what_was_saved_survives_the_servers_death(start, store) -> None:
+async def test_what_was_saved_survives_the_servers_death(start, store) -> None:
     server = start()
     async with jaxctx.aio.Client(server.address, timeout_s=60) as client:
         context = await client.create()
@@ -82,7 +81,7 @@ async def test_14_what_was_saved_survives_the_servers_death(start, store) -> Non
 
 
 @pytest.mark.slow
-async def test_14_a_kill_during_saves_leaves_the_old_or_the_new(start) -> None:
+async def test_a_kill_during_saves_leaves_the_old_or_the_new(start) -> None:
     """Saves one version after the other until the server dies, then looks at what there is."""
     acknowledged = 0
     for pause_s in (0.02, 0.05):

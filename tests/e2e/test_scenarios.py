@@ -1,65 +1,18 @@
 """The scenarios of contexts and pages, through gRPC and the Python client. Page size 16."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import datetime
 
 import pytest
 
 import jaxctx
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.engine import LocalEngine
-from tests.echo import echo_next
-
-THOUSAND = [(3 * i + i // 7) % 256 for i in range(1000)]
-
-
-def oracle(tokens: list[int], count: int) -> list[int]:
-    tokens = list(tokens)
-    for _ in range(count):
-        tokens.append(echo_next(tokens))
-    return tokens[-count:]
-
-
-async def filled(client: jaxctx.aio.Client, tokens: list[int]) -> jaxctx.aio.Context:
-    context = await client.create()
-    await context.fill(tokens=tokens)
-    return context
-
-
-async def greedy(context: jaxctx.aio.Context, count: int) -> list[int]:
-    return list((await context.complete(max_tokens=count, temperature=0)).token_ids)
-
-
-async def held(engine: LocalEngine) -> int:
-    return (await engine.stats()).pages_held
-
-
-@asynccontextmanager
-async def unchanged(client: jaxctx.aio.Client, *contexts: jaxctx.aio.Context) -> AsyncIterator[None]:
-    """Whatever is refused within changes nothing that a client can see; when a context was used last is no matter."""
-
-    async def seen() -> object:
-        states = [
-            (replace(await each.refresh(), used_at=datetime.min), await each.pages(), await each.tokens())
-            for each in contexts
-        ]
-        listed = [each async for each in client.snapshots()]
-        versions = [await client.history(each.name) for each in listed]
-        stats = replace(await client.stats(), steps=0)
-        assert stats.pages_free + stats.pages_held + stats.pages_cached == stats.pages_total
-        return states, versions, stats, {each.id async for each in client.contexts()}
-
-    before = await seen()
-    yield
-    assert await seen() == before
+from tests.e2e.echo_contexts import THOUSAND, filled, greedy, held, oracle, unchanged
 
 
 @pytest.mark.parametrize(("tokens", "layout"), [(1000, (62, 1, 8)), (1024, (64, 0, 0))])
-async def test_1_layout(client, engine, tokens, layout) -> None:
+async def test_layout_of_tokens_in_pages(client, engine, tokens, layout) -> None:
     context = await client.create()
     result = await context.fill(tokens=(THOUSAND * 2)[:tokens])
     info = await context.refresh()
@@ -68,7 +21,7 @@ async def test_1_layout(client, engine, tokens, layout) -> None:
     assert await held(engine) == layout[0] + layout[1]
 
 
-async def test_2_fork(client, engine) -> None:
+async def test_a_fork_shares_pages_and_copies_the_tail(client, engine) -> None:
     parent = await filled(client, THOUSAND)
     before = await held(engine)
     (child,) = await parent.fork()
@@ -83,7 +36,7 @@ async def test_2_fork(client, engine) -> None:
     assert await held(engine) == before
 
 
-async def test_3_isolation_and_lifetime(client, engine) -> None:
+async def test_isolation_and_lifetime(client, engine) -> None:
     parent = await filled(client, THOUSAND)
     (child,) = await parent.fork()
     await asyncio.gather(parent.fill(tokens=[1] * 10), child.fill(tokens=[2] * 10))
@@ -96,7 +49,7 @@ async def test_3_isolation_and_lifetime(client, engine) -> None:
     assert await held(engine) == 0
 
 
-async def test_4_reuse_before_compute(client, engine) -> None:
+async def test_reuse_before_compute(client, engine) -> None:
     first = await filled(client, THOUSAND)
     second = await client.create()
     result = await second.fill(tokens=THOUSAND)
@@ -111,7 +64,7 @@ async def test_4_reuse_before_compute(client, engine) -> None:
     assert (await third.fill(tokens=THOUSAND)).cached == 992
 
 
-async def test_5_two_empty_contexts_race(client, engine) -> None:
+async def test_two_empty_contexts_that_are_filled_at_once_compute_the_prompt_once(client, engine) -> None:
     """Whoever comes second waits for the pages of the first instead of computing them too."""
     a, b = await client.create(), await client.create()
     results = await asyncio.gather(a.fill(tokens=THOUSAND), b.fill(tokens=THOUSAND))
@@ -123,7 +76,7 @@ async def test_5_two_empty_contexts_race(client, engine) -> None:
     assert await asyncio.gather(greedy(a, 10), greedy(b, 10)) == [oracle(THOUSAND, 10)] * 2
 
 
-async def test_5_commit_race(client, engine) -> None:
+async def test_a_commit_race_leaves_one_copy(client, engine) -> None:
     a, b = await client.create(), await client.create()
     await b.fill(tokens=THOUSAND[:5])  # has a working page: it must compute all of it beside a
     results = await asyncio.gather(a.fill(tokens=THOUSAND), b.fill(tokens=THOUSAND[5:]))
@@ -135,7 +88,7 @@ async def test_5_commit_race(client, engine) -> None:
     assert await asyncio.gather(greedy(a, 10), greedy(b, 10)) == [oracle(THOUSAND, 10)] * 2
 
 
-async def test_8_truncate(client) -> None:
+async def test_truncating_drops_working_tokens_only(client) -> None:
     context = await filled(client, THOUSAND)
     async with unchanged(client, context):
         with pytest.raises(errors.OutOfRange):
@@ -146,7 +99,7 @@ async def test_8_truncate(client) -> None:
     assert await greedy(context, 10) == oracle(THOUSAND, 10)
 
 
-async def test_9_rewind(client, engine) -> None:
+async def test_rewinding_needs_no_forward_pass(client, engine) -> None:
     context = await filled(client, THOUSAND)
     (fork,) = await context.fork()
     computed = (await engine.stats()).tokens_computed
@@ -165,7 +118,7 @@ class TestSmallPool:
             pages=64, max_batch=8, max_batch_tokens=64, max_context_tokens=1024, pinned_pages_per_tenant=64
         )
 
-    async def test_10_reserve_and_release(self, client, engine) -> None:
+    async def test_reserve_and_release(self, client, engine) -> None:
         pinned = await client.create(pinned=True)
         await pinned.fill(tokens=THOUSAND[: 54 * 16])
         other = await client.create()
@@ -186,7 +139,7 @@ class TestSmallPool:
         assert (await other.release(10)).working_pages == 0
         assert (await client.stats()).pages_free == 10
 
-    async def test_13_pressure(self, client, engine) -> None:
+    async def test_more_contexts_than_the_pool_holds(self, client, engine) -> None:
         prompts = [[(i * 31 + k) % 256 for i in range(400)] for k in range(5)]
         contexts = [await filled(client, prompt) for prompt in prompts]
         assert (await engine.stats()).suspensions > 0
@@ -241,7 +194,7 @@ async def test_windows_without_end(client, engine, sinks, window, most) -> None:
     assert length == len(kept)
 
 
-async def test_14_the_way_up_the_fork_tree(client) -> None:
+async def test_the_way_up_the_fork_tree(client) -> None:
     """Through contexts that were closed; however deep, the nearest hundred are told."""
     context = await filled(client, [1, 2, 3])
     assert await context.ancestors() == []

@@ -8,10 +8,9 @@ import pytest
 from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
 from jaxctx.types import Snapshot
-
-from .conftest import CONFIG
-from .test_scenarios import THOUSAND, filled, greedy, held, oracle
-from .test_snapshot_troubles import Gate, snapshots, until
+from tests.e2e.conftest import CONFIG
+from tests.e2e.echo_contexts import THOUSAND, filled, greedy, held, oracle
+from tests.e2e.gated_store import Gate, snapshots, until
 
 PROMPT, ANEW = THOUSAND[:200], [9] * 40
 PAGE_BYTES = 128  # of the echo model

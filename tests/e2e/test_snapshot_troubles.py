@@ -4,7 +4,6 @@ Whatever happens, the context that is saved goes on, nobody else notices, and no
 """
 
 import asyncio
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,48 +16,11 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.scheduler.restore import MAX_PAGES_WHEN_IDLE
 from jaxctx.engine.snapshots.open import READ_AHEAD
 from jaxctx.store.objects import open_objects
+from tests.e2e.echo_contexts import THOUSAND, filled, greedy, held, oracle
+from tests.e2e.gated_store import Gate, snapshots, until
 from tests.jaxctx.store.fault_injection import Interrupted
 
-from .test_scenarios import THOUSAND, filled, greedy, held, oracle
-
 PROMPT = THOUSAND[:200]
-
-
-class Gate:
-    """What happens at every call that the store makes: nothing, a wait, or an error."""
-
-    def __init__(self) -> None:
-        self.passing = threading.Event()
-        self.passing.set()
-        self.waiting = threading.Event()
-        self.error: Exception | None = None
-
-    def close(self) -> None:
-        self.waiting.clear()
-        self.passing.clear()
-
-    def open(self) -> None:
-        self.passing.set()
-
-    def __call__(self) -> None:
-        if not self.passing.is_set():
-            self.waiting.set()
-            assert self.passing.wait(30)
-        if self.error is not None:
-            raise self.error
-
-    def before(self, function: Callable[..., object]) -> Callable[..., object]:
-        """The function, called once the gate is open again."""
-
-        def held_up(*arguments: object, **options: object) -> object:
-            self.close()
-            self()
-            return function(*arguments, **options)
-
-        return held_up
-
-    async def reached(self) -> None:
-        assert await asyncio.to_thread(self.waiting.wait, 30)
 
 
 @pytest.fixture
@@ -80,16 +42,24 @@ def engine(make_engine, engine_config, gate, folder):
     gate.open()  # before the engine is stopped, which waits for the store
 
 
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came to be")
+def record_tasks(engine, name: str, monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Task[object]]:
+    """A list that gets the server's task of each call of this method of the engine."""
+    tasks: list[asyncio.Task[object]] = []
+    method = getattr(engine, name)
+
+    async def recorded(*arguments: object, **options: object) -> object:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        return await method(*arguments, **options)
+
+    monkeypatch.setattr(engine, name, recorded)
+    return tasks
 
 
-async def snapshots(client: jaxctx.aio.Client) -> list[tuple[str, int]]:
-    return [(each.name, each.version) async for each in client.snapshots()]
+async def until_cancelled(task: asyncio.Task[object]) -> None:
+    """Wait until the server knows that a client has given up a call; the task may go on."""
+    await until(lambda: task.cancelling() or task.done())
 
 
 def packs(folder: Path) -> list[Path]:
@@ -176,12 +146,13 @@ async def test_a_take_that_is_given_up_as_it_happens_leaves_the_context(
         return version
 
     monkeypatch.setattr(engine.store, "take", taken)
+    tasks = record_tasks(engine, "take", monkeypatch)
     taking = asyncio.create_task(client.take("a", context_id="mine"))
     await gate.reached()
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
-    await asyncio.sleep(0.1)  # until the server knows
+    await until_cancelled(tasks[0])
     gate.open()
     await until(lambda: len(engine.core.cache.context_table) == 1)
     assert await snapshots(client) == []
@@ -194,12 +165,13 @@ async def test_a_delete_that_is_given_up_as_it_happens_leaks_nothing(client, eng
     await context.save("a")
     await context.close()
     monkeypatch.setattr(engine.store, "remove", gate.before(engine.store.remove))
+    tasks = record_tasks(engine, "delete_snapshot", monkeypatch)
     deleting = asyncio.create_task(client.delete_snapshot("a"))
     await gate.reached()
     deleting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await deleting
-    await asyncio.sleep(0.1)
+    await until_cancelled(tasks[0])
     gate.open()
     await until(lambda: len(engine.core.cache.context_table) == 0)
     assert await snapshots(client) == []
@@ -212,12 +184,13 @@ async def test_a_save_in_memory_that_is_given_up_as_it_happens_leaves_the_name_a
     context = await filled(client, PROMPT)
     await context.save("a")
     monkeypatch.setattr(engine.store, "put", gate.before(engine.store.put))
+    tasks = record_tasks(engine, "save", monkeypatch)
     saving = asyncio.create_task(context.save("a", overwrite_version=1))
     await gate.reached()
     saving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await saving
-    await asyncio.sleep(0.1)
+    await until_cancelled(tasks[0])
     gate.open()
     await until(lambda: len(engine.core.cache.context_table) == 2)  # the context, and what version 1 holds
     assert await snapshots(client) == [("a", 1)]
@@ -368,7 +341,7 @@ async def test_a_drain_lets_a_save_finish_and_takes_no_new_one(client, engine, g
     saving = asyncio.create_task(context.save("a", durable=True))
     await gate.reached()
     draining = asyncio.create_task(engine.drain())
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.05)
     assert not draining.done(), "a save is work that runs"
     for refused in (context.save("b", durable=True), context.save("c"), client.open("old")):
         with pytest.raises(errors.Unavailable) as error:

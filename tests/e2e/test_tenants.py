@@ -12,8 +12,7 @@ from jaxctx import errors
 from jaxctx.engine.config import EngineConfig
 from jaxctx.types import Tier
 from jaxctx_server.auth import Key, Role
-
-from .test_scenarios import THOUSAND, filled, greedy, oracle
+from tests.e2e.echo_contexts import THOUSAND, filled, greedy, oracle
 
 NAMES = ("alice", "bob", "carol", "dave")
 PROMPT = THOUSAND[:160]
@@ -51,7 +50,7 @@ async def all_pages_wanted(client: jaxctx.aio.Client) -> None:
     await context.close()
 
 
-async def test_15_nothing_is_found_of_another_tenant_on_any_tier(tenants) -> None:
+async def test_nothing_is_found_of_another_tenant_on_any_tier(tenants) -> None:
     alice, *others = tenants
     mine = await filled(alice, PROMPT)
 
@@ -77,7 +76,7 @@ async def test_15_nothing_is_found_of_another_tenant_on_any_tier(tenants) -> Non
     assert await greedy(mine, 5) == oracle(PROMPT, 5)
 
 
-async def test_15_counts_are_a_tenants_own(tenants) -> None:
+async def test_counts_are_a_tenants_own(tenants) -> None:
     """Who else holds a published page, or how much of the pool others keep busy, shows nowhere."""
     alice, bob, carol, _ = tenants
     await (await filled(alice, PROMPT)).publish()
@@ -112,7 +111,7 @@ async def test_15_counts_are_a_tenants_own(tenants) -> None:
     assert await seen() == ([2] * 12 + [1], 64 - 14, 64 - 13), "its own counts"
 
 
-async def test_15_publications_last_as_long_as_they_were_to(tenants, clock) -> None:
+async def test_publications_last_as_long_as_they_were_to(tenants, clock) -> None:
     """A sliding one begins again when anybody finds it, a fixed one never does."""
     alice, bob, carol, _ = tenants
     prompts = {"fixed": PROMPT, "used": THOUSAND[160:320], "unused": THOUSAND[320:480], "for ever": THOUSAND[480:640]}

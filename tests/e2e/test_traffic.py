@@ -19,8 +19,8 @@ from jaxctx.engine.factory import ServedModel
 from jaxctx.errors import NotFound
 from jaxctx.model.config import ModelConfig
 from scripts.checkpoints import init_random
+from tests.e2e.echo_contexts import wait_until_idle
 
-from .test_concurrency import settled
 from .traffic import VOCABULARY, Visitor
 
 COMPILING = "/jax/core/compile/backend_compile_duration"
@@ -96,7 +96,7 @@ async def traffic(client: jaxctx.aio.Client, engine: LocalEngine, requests: int,
     assert compiled_once() == [COMPILING] * 2, "compilations are not seen, or the listener hears them twice"
     with compilations() as found:
         await asyncio.gather(*[Visitor(client, seed, longest, endings).run(each) for seed in range(visitors)])
-        await settled(engine)
+        await wait_until_idle(engine)
     stats = await engine.stats()
     assert (stats.compilations_after_ready, found) == (0, [])
     async for context in client.contexts():
@@ -105,7 +105,7 @@ async def traffic(client: jaxctx.aio.Client, engine: LocalEngine, requests: int,
         await client.delete_snapshot(snapshot.name)
     for publication in await client.publications():  # of a request that was given up
         await client.unpublish(publication.publication_id)
-    await settled(engine)
+    await wait_until_idle(engine)
     assert (await engine.stats()).pages_held == 0
     return endings
 

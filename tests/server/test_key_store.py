@@ -22,29 +22,17 @@ from jaxctx_server import key_store as store_module
 from jaxctx_server.auth import LOCAL, Key, Role
 from jaxctx_server.errors import StartError
 from jaxctx_server.key_store import NOT_RELOADED, KeyStore
+from tests.server.key_files import key_line, replace_file
 
 LIST = "/jaxctx.v1.ContextService/ListContexts"
 STATS = "/jaxctx.v1.AdminService/GetStats"
 
 
-def line(name: str, tenant: str = "red", role: str = "") -> str:
-    """Of a keys file: the key is the name and "-key"."""
-    digest = hashlib.sha256(f"{name}-key".encode()).hexdigest()
-    return f"{name}:{digest}:{tenant}" + (f":{role}" if role else "") + "\n"
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
-    path.write_text(line("alice") + line("bob", "blue"))
+    path.write_text(key_line("alice") + key_line("bob", "blue"))
     return path
-
-
-def replaced(path: Path, text: str) -> None:
-    """The file, atomically."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.rename(path)
 
 
 def edited(path: Path, text: str) -> None:
@@ -69,11 +57,11 @@ def may(store: KeyStore, name: str, method: str = LIST) -> bool:
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [replaced, edited])
+@pytest.mark.parametrize("change", [replace_file, edited])
 async def test_a_change_of_the_file_is_taken(file: Path, change: Callable[[Path, str], None]) -> None:
     store = KeyStore(None, file)
     await looked(store)
-    change(file, line("bob", "blue") + line("carol"))
+    change(file, key_line("bob", "blue") + key_line("carol"))
     assert may(store, "alice"), "nobody has looked yet"
     await looked(store)
     assert [may(store, name) for name in ("alice", "bob", "carol")] == [False, True, True]
@@ -83,7 +71,7 @@ async def test_a_file_in_a_folder_that_is_a_link_is_replaced_with_the_link(tmp_p
     """As secrets are that Kubernetes mounts."""
     for version, name in enumerate(("alice", "bob")):
         (tmp_path / f"v{version}").mkdir()
-        (tmp_path / f"v{version}" / "keys").write_text(line(name))
+        (tmp_path / f"v{version}" / "keys").write_text(key_line(name))
     (tmp_path / "data").symlink_to("v0")
     (tmp_path / "keys").symlink_to("data/keys")
     store = KeyStore(None, tmp_path / "keys")
@@ -106,10 +94,10 @@ async def test_the_same_size_and_time_hide_no_change(file: Path) -> None:
 async def test_what_is_being_written_is_not_taken(file: Path) -> None:
     store = KeyStore(None, file)
     await looked(store)
-    edited(file, line("alice"))
+    edited(file, key_line("alice"))
     await store.poll()
     assert may(store, "bob")
-    edited(file, line("alice") + line("bob", "blue") + line("carol"))
+    edited(file, key_line("alice") + key_line("bob", "blue") + key_line("carol"))
     await store.poll()
     assert may(store, "bob")
     await store.poll()
@@ -118,7 +106,7 @@ async def test_what_is_being_written_is_not_taken(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["", "alice:a-secret-by-mistake:red\n", line("alice") + line("alice"), "\udcff", None]
+    "written", ["", "alice:a-secret-by-mistake:red\n", key_line("alice") + key_line("alice"), "\udcff", None]
 )
 async def test_a_broken_file_leaves_the_keys_and_says_so_once(
     file: Path, written: str | None, caplog: pytest.LogCaptureFixture
@@ -139,7 +127,7 @@ async def test_a_broken_file_leaves_the_keys_and_says_so_once(
     assert str(file) in record.getMessage()
     assert "secret" not in record.getMessage()
     assert hashlib.sha256(b"alice-key").hexdigest() not in record.getMessage()
-    replaced(file, good.replace("alice", "alicia"))
+    replace_file(file, good.replace("alice", "alicia"))
     await looked(store)
     assert may(store, "bob"), "what is right again is taken"
 
@@ -148,7 +136,7 @@ async def test_a_file_that_is_not_looked_at_is_read_when_reload_requested(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = KeyStore(None, file)
-    edited(file, line("bob", "blue"))
+    edited(file, key_line("bob", "blue"))
     with caplog.at_level(logging.INFO, "jaxctx"):
         await store.reload()
         await store.reload()
@@ -161,7 +149,7 @@ async def test_a_file_that_is_not_looked_at_is_read_when_reload_requested(
 async def test_a_pipe_is_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As `--keys <(command)` gives it: to read it again would wait for ever."""
     read, write = os.pipe()
-    os.write(write, line("alice").encode())
+    os.write(write, key_line("alice").encode())
     os.close(write)
     store = KeyStore(None, Path(f"/dev/fd/{read}"))
     await looked(store)
@@ -176,7 +164,7 @@ async def test_a_pipe_is_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixt
 async def test_keys_that_are_in_no_file_stay(file: Path) -> None:
     cluster = Key("cluster", hashlib.sha256(b"cluster-key").digest(), "", Role.CLUSTER)
     store = KeyStore([cluster], file)
-    edited(file, line("bob", "blue"))
+    edited(file, key_line("bob", "blue"))
     await store.reload()
     assert may(store, "cluster")
     only = KeyStore([cluster])
@@ -220,7 +208,7 @@ async def test_it_is_looked_at_again_and_again_whatever_fails(
     watching = asyncio.create_task(store.watch())
     store.request_reload()
     await asyncio.wait_for(failed.wait(), 60)
-    replaced(file, line("bob", "blue"))
+    replace_file(file, key_line("bob", "blue"))
     async with asyncio.timeout(60):
         while may(store, "alice"):
             await asyncio.sleep(0.01)
@@ -253,7 +241,7 @@ async def test_a_revoked_key_is_refused_from_the_next_call(open_grpc_server: Any
     async with open_grpc_server(keys=store) as grpc_server:
         listing = pb.ListContextsRequest()
         await grpc_server.contexts.ListContexts(listing, metadata=bearer("alice"))
-        edited(file, line("bob", "blue"))
+        edited(file, key_line("bob", "blue"))
         await store.reload()
         error = await failure(grpc_server.contexts.ListContexts(listing, metadata=bearer("alice")))
         assert isinstance(error, errors.Unauthenticated)
@@ -263,9 +251,9 @@ async def test_a_revoked_key_is_refused_from_the_next_call(open_grpc_server: Any
 @pytest.mark.parametrize(
     "written",
     [
-        line("bob", "blue"),  # gone
-        line("alice", "green") + line("bob", "blue"),  # another tenant's
-        line("alice", "red", "admin") + line("bob", "blue"),  # of another role
+        key_line("bob", "blue"),  # gone
+        key_line("alice", "green") + key_line("bob", "blue"),  # another tenant's
+        key_line("alice", "red", "admin") + key_line("bob", "blue"),  # of another role
     ],
 )
 async def test_what_runs_with_a_revoked_key_ends(open_grpc_server: Any, file: Path, written: str) -> None:
@@ -306,7 +294,7 @@ async def test_a_new_name_for_a_key_ends_nothing(open_grpc_server: Any, file: Pa
         grpc_server.engine.hang = True
         stream = grpc_server.contexts.Generate(pb.GenerateRequest(context_id="a"), metadata=bearer("alice"))
         await stream.read()
-        edited(file, line("alice").replace("alice:", "alicia:"))
+        edited(file, key_line("alice").replace("alice:", "alicia:"))
         await store.reload()
         await grpc_server.contexts.ListContexts(pb.ListContextsRequest(), metadata=bearer("alice"))
         assert not stream.done()
@@ -327,7 +315,7 @@ async def test_a_stream_that_nobody_reads_ends_too(open_grpc_server: Any, file: 
         while pulled != grpc_server.engine.pulled:  # until it no longer moves
             pulled = grpc_server.engine.pulled
             await asyncio.sleep(0.2)
-        edited(file, line("bob", "blue"))
+        edited(file, key_line("bob", "blue"))
         await store.reload()
         async with asyncio.timeout(60):
             while grpc_server.engine.cancelled != ["generate"]:
@@ -356,7 +344,7 @@ async def test_a_variable_that_is_waited_for_and_health(open_grpc_server: Any, f
         async with asyncio.timeout(60):
             while len(store._running) < 2:
                 await asyncio.sleep(0.01)
-        edited(file, line("bob", "blue"))
+        edited(file, key_line("bob", "blue"))
         await store.reload()
         await revoked(read.read())
         assert not watch.done(), "it needed no key"

@@ -31,11 +31,13 @@ class RunningServer:
     def __init__(self, engine: Any, text: Any, config: ServeConfig, keys: Any = None) -> None:
         self.engine = engine
         self.stopped = False
+        self.loads = threading.Event()
         self.may_load = threading.Event()
         self.stop = asyncio.Event()
         self.out, self.err = io.StringIO(), io.StringIO()
 
         def load(config: ServeConfig, progress: Any) -> Any:
+            self.loads.set()
             progress.weights(0, 10 << 20)
             assert self.may_load.wait(30)
             progress.weights(10 << 20, 10 << 20)
@@ -129,7 +131,7 @@ async def test_a_setting_says_how_often_engines_are_asked(engine: Any, text: Any
     asked.clear()
     seldom = RunningServer(engine, text, ServeConfig(grpc_port=0, heartbeat_s=60.0))
     await seldom.ready()
-    await asyncio.sleep(2.5)  # in which it would have been asked three times every second
+    await asyncio.sleep(1.5)  # longer than a heartbeat that is not set
     assert len(asked) == 1
     seldom.stop.set()
     await seldom.task
@@ -208,7 +210,7 @@ async def test_a_failed_engine_ends_the_process_so_that_it_can_be_restarted(engi
 
 async def test_stopped_while_loading(engine: Any, text: Any) -> None:
     life = RunningServer(engine, text, ServeConfig(grpc_port=0))
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(life.loads.wait, 60)
     life.stop.set()
     assert await life.task == INTERRUPTED
     life.may_load.set()  # or the event loop waits for the thread

@@ -29,12 +29,12 @@ def test_a_start_without_a_stop_is_refused(bounds: list[int]) -> None:
 
 
 def test_sampling_by_the_defaults_is_not_no_sampling() -> None:
-    by_default = types.ForwardOutput(sample=types.SamplingParams())
-    nothing = types.ForwardOutput()
+    by_default = types.ForwardOutputParams(sample=types.SamplingParams())
+    nothing = types.ForwardOutputParams()
     for output in (by_default, nothing):
-        assert forward.forward_output_from_proto(forward.forward_output_to_proto(output)) == output
-    assert forward.forward_output_from_proto(forward_pb2.ForwardOutput()) == nothing
-    assert not forward.forward_output_to_proto(nothing).HasField("sample")
+        assert forward.forward_output_params_from_proto(forward.forward_output_params_to_proto(output)) == output
+    assert forward.forward_output_params_from_proto(forward_pb2.ForwardOutputParams()) == nothing
+    assert not forward.forward_output_params_to_proto(nothing).HasField("sample")
 
 
 def test_zero_is_a_result_and_unset_is_none() -> None:
@@ -52,7 +52,7 @@ def test_masks_and_outputs_of_a_request_stay_in_their_order() -> None:
         tokens=(4, 5),
         positions=(9, 3),
         masks=(((0, 1),), ((0, 1), (2, 3))),
-        outputs=(types.ForwardOutput(index=1), types.ForwardOutput(index=0, top=3)),
+        outputs=(types.ForwardOutputParams(index=1), types.ForwardOutputParams(index=0, top=3)),
         keep_working=True,
     )
     sent = forward.forward_request_to_proto(request)

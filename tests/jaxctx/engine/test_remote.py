@@ -1,18 +1,23 @@
-"""RemoteEngine against the fake server of the client's tests; tests/e2e/test_cluster.py has it against real engines."""
+"""RemoteEngine against the fake server of the client's tests.
+
+tests/e2e/test_remote_engine.py has it against a real engine.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
-from jaxctx import errors, types
+from jaxctx import convert, errors, types
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER, RemoteEngine
 from jaxctx.v1 import context_service_pb2
+from tests.connection_forwarder import ConnectionForwarder
 from tests.jaxctx.client.fake_server import FakeServer, FakeService
 
 ALICE = Caller("alice")
@@ -162,3 +167,126 @@ async def test_calls_under_way_end_when_the_engine_is_closed(engine: RemoteEngin
     with pytest.raises(errors.Unavailable) as raised:
         await reading
     assert raised.value.reason == "ENGINE_LOST"
+
+
+SAMPLING = types.SamplingParams(temperature=0.5, top_k=7, seed=3, logit_bias={5: 1.5})
+
+
+@pytest.mark.parametrize(
+    ("request_", "to_proto", "from_proto"),
+    [
+        (
+            types.CreateContextRequest(
+                context_id="c",
+                salt="s",
+                priority=3,
+                pinned=True,
+                pin_s=2.5,
+                ttl=types.Ttl(600.5, sliding=True),
+                labels={"a": "b"},
+                manual_commit=True,
+            ),
+            convert.create_context_request_to_proto,
+            convert.create_context_request_from_proto,
+        ),
+        (
+            types.CreateContextRequest(),
+            convert.create_context_request_to_proto,
+            convert.create_context_request_from_proto,
+        ),
+        (
+            types.UpdateContextRequest(ttl=types.Ttl(600, sliding=True)),
+            convert.update_context_request_to_proto,
+            convert.update_context_request_from_proto,
+        ),
+        (
+            types.UpdateContextRequest(labels={}, priority=0, pinned=False),
+            convert.update_context_request_to_proto,
+            convert.update_context_request_from_proto,
+        ),
+        (
+            types.GenerateRequest(context_id="c", sampling=SAMPLING, stop=["x", "y"]),
+            convert.generate_request_to_proto,
+            convert.generate_request_from_proto,
+        ),
+        (
+            types.GenerateRequest(context_id="c", max_tokens=5, min_tokens=2, stop_token_ids=[4], ignore_eos=True, n=2),
+            convert.generate_request_to_proto,
+            convert.generate_request_from_proto,
+        ),
+    ],
+)
+def test_requests_arrive_as_they_were(
+    request_: Any, to_proto: Callable[..., Message], from_proto: Callable[..., Any]
+) -> None:
+    message = to_proto(request_)
+    sent = type(message).FromString(message.SerializeToString())
+    assert without_tuples(from_proto(sent)) == without_tuples(request_)
+
+
+def without_tuples(value: Any) -> Any:
+    """The fields of a request, with lists for tuples."""
+    if isinstance(value, (list, tuple)):
+        return [without_tuples(each) for each in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: without_tuples(getattr(value, name)) for name in value.__dataclass_fields__}
+    return dict(value) if isinstance(value, dict) else value
+
+
+@pytest.fixture
+async def forwarder(serving: FakeServer) -> AsyncIterator[ConnectionForwarder]:
+    """What the connections of `forwarded_engine` go through."""
+    forwarder = ConnectionForwarder(int(serving.target.rpartition(":")[2]))
+    await forwarder.begin()
+    yield forwarder
+    forwarder.open.set()
+    await forwarder.end()
+
+
+@pytest.fixture
+async def forwarded_engine(forwarder: ConnectionForwarder) -> AsyncIterator[RemoteEngine]:
+    """An engine that has answered, and can be cut off."""
+    engine = RemoteEngine(f"127.0.0.1:{forwarder.port}", "incarnation-1", "secret", time.monotonic, silence_s=0.1)
+    await engine.stats()
+    yield engine
+    await engine.aclose()
+
+
+async def test_calls_end_when_the_engine_falls_silent(
+    forwarded_engine: RemoteEngine, forwarder: ConnectionForwarder
+) -> None:
+    forwarder.open.clear()
+    creating = asyncio.create_task(forwarded_engine.create(ALICE, types.CreateContextRequest()))
+    with pytest.raises(errors.DeadlineExceeded):
+        await forwarded_engine.stats()
+    with pytest.raises(errors.Unavailable) as raised:
+        await asyncio.wait_for(creating, 10)
+    assert raised.value.reason == "ENGINE_LOST"
+
+
+async def test_calls_end_when_asking_for_the_load_is_cancelled(
+    forwarded_engine: RemoteEngine, forwarder: ConnectionForwarder
+) -> None:
+    """As the registry does after its own time limit."""
+    forwarder.open.clear()
+    forwarded_engine._silence_s = 60.0
+    creating = asyncio.create_task(forwarded_engine.create(ALICE, types.CreateContextRequest()))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(forwarded_engine.stats(), 0.1)
+    with pytest.raises(errors.Unavailable) as raised:
+        await asyncio.wait_for(creating, 10)
+    assert raised.value.reason == "ENGINE_LOST"
+
+
+async def test_a_cancelled_caller_is_cancelled_though_its_engine_falls_silent_at_that_moment(
+    forwarded_engine: RemoteEngine, forwarder: ConnectionForwarder
+) -> None:
+    forwarder.open.clear()
+    creating = asyncio.create_task(forwarded_engine.create(ALICE, types.CreateContextRequest()))
+    async with asyncio.timeout(10):
+        while not forwarded_engine._calls:
+            await asyncio.sleep(0)
+    forwarded_engine._cut()
+    creating.cancel()
+    await asyncio.wait([creating], timeout=10)
+    assert creating.cancelled()

@@ -13,7 +13,7 @@ from typing import Any
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import NotFound
 from jaxctx.types import CreateContextRequest, FinishReason, GeneratePiece, GenerateRequest, UpdateContextRequest
-from tests.server.conftest import INFO, STATS
+from tests.server.fake_engine import INFO, STATS
 
 BOS = 1
 

@@ -403,13 +403,13 @@ async def test_the_context_of_a_call_and_its_group_choose_the_engine() -> None:
     assert in_group.placement_reason == "its task group is there"
 
 
-async def test_without_least_impact_the_first_engine_with_room_is_taken() -> None:
+async def test_without_least_impact_the_first_engine_with_capacity_is_taken() -> None:
     harness = DispatcherHarness(
         ScriptedEngine("one", max_batch=1), ScriptedEngine("two"), policy=Policy(least_impact=False)
     )
     tasks = await harness.submit("a", "b")
     assert [task.engine_id for task in tasks] == ["one", "two"]
-    assert tasks[0].placement_reason == "first with room"
+    assert tasks[0].placement_reason == "first with capacity"
 
 
 async def test_absence_saves_up_no_turns() -> None:

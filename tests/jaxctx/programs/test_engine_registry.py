@@ -7,7 +7,7 @@ import pytest
 from jaxctx.programs.engine_registry import EngineRegistry
 from jaxctx.types import EngineStats
 from tests.jaxctx.programs.scripted import ScriptedEngine, encode
-from tests.server.conftest import STATS
+from tests.server.fake_engine import STATS
 
 
 class EngineThatAnswersLater(ScriptedEngine):

@@ -11,7 +11,7 @@ from jaxctx.programs import dispatcher, executor
 from jaxctx.types import Criterion, SubmitCallRequest
 from tests.jaxctx.programs.conftest import ProgramsHarness, ask, call, output, run_event_loop, until
 from tests.jaxctx.programs.scripted import ScriptedEngine, encode
-from tests.server.conftest import STATS
+from tests.server.fake_engine import STATS
 
 
 async def test_time_is_over_for_a_task_whose_input_never_came() -> None:

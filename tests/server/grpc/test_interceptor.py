@@ -64,7 +64,7 @@ async def test_unknown_exceptions_are_opaque(
     logged: dict[str, Any] = record.__dict__
     assert (logged["incident"], logged["exception"]) == (found[1], "ValueError")
     assert "secret" not in str(logged)
-    assert any("conftest.py" in place for place in logged["where"]), logged["where"]
+    assert any("fake_engine.py" in place for place in logged["where"]), logged["where"]
     await create(grpc_server)  # the next call is none the worse
 
 

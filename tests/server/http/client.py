@@ -73,7 +73,7 @@ class HttpClient:
         return {each["name"]: each["variable_id"] for each in answer.json["outputs"]}
 
 
-def out(tokens: int = 8, **fields: Any) -> dict[str, Any]:
+def output_of(tokens: int = 8, **fields: Any) -> dict[str, Any]:
     """A parameter that is an output of a semantic call."""
     return {"output": {"max_tokens": tokens, **GREEDY, **fields}}
 

@@ -31,7 +31,7 @@ async def test_a_call_ends_with_its_client(
     async with asyncio.timeout(120):
         while len(calls) < 2:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.05)
         assert not calls[1].done()
         writer.close()
         while not calls[1].done():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jaxctx.engine.engine import LocalEngine
 from jaxctx_server.http import limits
 from tests.server.http.client import HttpClient
 
@@ -166,11 +167,15 @@ async def test_too_many_connections(web: HttpClient, monkeypatch: pytest.MonkeyP
         each.close()
 
 
-async def test_connections_that_are_served_stay(web: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_are_served_stay(
+    web: HttpClient, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "MAX_CONNECTIONS", 3)
     asked = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}
     answers = [asyncio.create_task(web("POST", "/v1/completions", asked)) for _ in range(2)]
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(60):
+        while (await engine.stats()).running < 2:
+            await asyncio.sleep(0.002)
     idle = [await Connection.to(web) for _ in range(10)]
     assert [(await each).status for each in answers] == [200, 200]
     for each in idle:

@@ -6,10 +6,11 @@ import asyncio
 import json
 
 import pytest
+from starlette.requests import Request
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.http import request_body
-from jaxctx_server.http.request_body import MAX_BODY_BYTES, parse_json
+from jaxctx_server.http import messages, request_body
+from jaxctx_server.http.request_body import MAX_BODY_BYTES, parse_json, read_body
 from tests.server.http.client import HttpClient
 
 
@@ -22,13 +23,20 @@ async def test_a_body_that_is_too_large_is_not_read(web: HttpClient) -> None:
     writer.close()
 
 
-async def test_half_a_body(web: HttpClient, caplog: pytest.LogCaptureFixture) -> None:
+async def test_half_a_body(web: HttpClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever leaves it is told nothing, and it is no defect."""
+    begun = asyncio.Event()
+
+    async def recorded(request: Request) -> bytes:
+        begun.set()
+        return await read_body(request)
+
+    monkeypatch.setattr(messages, "read_body", recorded)
     _, writer = await asyncio.open_connection("127.0.0.1", web.port)
     head = "POST /v1/session HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: 100\r\n\r\n{{".encode())
     await writer.drain()
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(begun.wait(), 60)
     writer.close()
     assert (await web("GET", "/v1/session")).json["sessions"] == []
     assert "Traceback" not in caplog.text

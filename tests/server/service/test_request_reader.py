@@ -24,7 +24,7 @@ from jaxctx_server.service import request_reader
 from jaxctx_server.service.request_reader import RequestReader
 from jaxctx_server.validate import Limits
 from tests.server.harness import KEYS, bearer, create, failure, method_of
-from tests.server.validate.test_scan import field
+from tests.server.validate.wire_format import field
 
 UNKNOWN = 99  # a value that no enum has
 FILL = "/jaxctx.v1.ContextService/Fill"

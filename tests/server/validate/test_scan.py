@@ -22,24 +22,12 @@ from jaxctx.v1 import rules_pb2
 from jaxctx.v1 import session_service_pb2 as sessions
 from jaxctx.v1 import snapshot_service_pb2 as snapshots
 from jaxctx_server.validate import Limits, scan, validate
+from tests.server.validate.wire_format import field, varint
 
 LIMITS = Limits(vocab_size=512, max_context_tokens=300, default_max_tokens=16, queue_limit=64)
 LONG = Limits(vocab_size=150_000, max_context_tokens=131_072, default_max_tokens=16, queue_limit=64)
 MIB = 1 << 20
 KINDS = {method.input_type.name: method.input_type for method in METHODS.values()}
-
-
-def varint(value: int) -> bytes:
-    told = bytearray()
-    while value >= 0x80:
-        told.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*told, value])
-
-
-def field(number: int, data: bytes) -> bytes:
-    """A field of text, of bytes, or of a message."""
-    return varint(number << 3 | 2) + varint(len(data)) + data
 
 
 def refusal(kind: Any, data: bytes, limits: Limits = LONG) -> tuple[str, str]:

@@ -15,7 +15,7 @@ SLOTS = 2
 @pytest.fixture
 def active(harness) -> ActiveRequests:
     """The requests of a scheduler of their own, over the cache of the harness."""
-    return ActiveRequests(harness.cache, harness.cache.block_manager, SLOTS)
+    return ActiveRequests(harness.cache, harness.cache.block_manager, SLOTS, "model")
 
 
 def add(active: ActiveRequests, *requests: Request) -> None:
@@ -88,12 +88,12 @@ def test_a_slot_that_becomes_free_is_given_again(harness, active) -> None:
 
 
 @pytest.mark.parametrize("stop", ["preempt", "end"])
-def test_results_in_flight_of_a_stopped_request_are_of_an_earlier_epoch(harness, active, stop: str) -> None:
+def test_results_in_flight_of_a_stopped_request_are_of_an_earlier_run(harness, active, stop: str) -> None:
     request = harness.fill([1])
     start(active, request)
-    epoch = request.epoch
+    run_number = request.run_number
     active.preempt(request) if stop == "preempt" else active.end(request)
-    assert request.epoch == epoch + 1
+    assert request.run_number == run_number + 1
 
 
 def test_a_stopped_request_gives_back_pages_taken_in_vain(harness, active) -> None:
@@ -167,7 +167,10 @@ def test_events_are_taken_once_and_in_their_order(harness, active) -> None:
     active.add(request)
     active.note_suspended([first, second])
     active.finish(request)
-    assert active.take_events() == [ContextSuspended(first), ContextSuspended(second), RequestFinished(request)]
+    *suspended, finished = active.take_events()
+    assert suspended == [ContextSuspended(first), ContextSuspended(second)]
+    assert isinstance(finished, RequestFinished)
+    assert (finished.request, finished.context.context_id) == (request, request.context.id)
     assert active.take_events() == ()
 
 

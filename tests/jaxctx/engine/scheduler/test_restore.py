@@ -12,7 +12,7 @@ from jaxctx.engine.scheduler.active_requests import ActiveRequests
 from jaxctx.engine.scheduler.restore import MAX_PAGES_WHEN_IDLE, PageRestoration
 from jaxctx.engine.scheduler.scheduler_output import RequestFinished
 from jaxctx.errors import DataLoss
-from jaxctx.types import ForwardOutput
+from jaxctx.types import ContextState, ForwardOutputParams
 
 PAGE_SIZE = 4
 MOVING_PAGES = 2
@@ -25,7 +25,7 @@ class RestorationHarness:
         self.harness = scheduler_harness
         self.cache = scheduler_harness.cache
         self.blocks = self.cache.block_manager
-        self.active = ActiveRequests(self.cache, self.blocks, slots=4)
+        self.active = ActiveRequests(self.cache, self.blocks, slots=4, model_id="model")
         self.restoration = PageRestoration(self.active, self.cache, self.blocks, scheduler_harness.config)
 
     def request_in_host_memory(self, tokens: list[int], **fields: Any) -> Request:
@@ -190,7 +190,9 @@ def test_pages_for_the_rest_of_the_output_stay_promised(harness) -> None:
 def test_an_opening_that_has_all_its_pages_is_finished(harness) -> None:
     request = harness.request_in_host_memory(list(range(8)), compute_to=8)
     harness.restore()
-    assert harness.active.take_events() == [RequestFinished(request)]
+    (finished,) = harness.active.take_events()
+    assert isinstance(finished, RequestFinished)
+    assert (finished.request, finished.context.state) == (request, ContextState.IDLE)
     assert request.ended
     assert harness.restoration.progressed
     assert (request.restored_tokens, request.computed_tokens) == (8, 0)
@@ -209,8 +211,8 @@ def test_only_sampling_that_needs_earlier_tokens_loads_the_slot(harness, penalty
     assert list(harness.active.take_slots_to_load()) == ([request] if penalty else [])
 
 
-def test_rows_with_outputs_or_marks_go_into_custom_mask_forwards(harness) -> None:
-    forward = CustomMaskForward(start=2, outputs={3: ForwardOutput(index=1, top=1)})
+def test_rows_with_outputs_or_overrides_go_into_custom_mask_forwards(harness) -> None:
+    forward = CustomMaskForward(start=2, outputs={3: ForwardOutputParams(index=1, top=1)})
     request = harness.harness.fill([1, 2], forward=forward)
     harness.cache.append(request.context, [3, 4, 5], [b"", b"", b"mark"])
     harness.start(request)
@@ -220,7 +222,7 @@ def test_rows_with_outputs_or_marks_go_into_custom_mask_forwards(harness) -> Non
 
 def test_tokens_of_a_forward_call_are_always_computed(harness) -> None:
     """Of two pages in host memory, the second is of tokens that the call asks about."""
-    forward = CustomMaskForward(start=4, outputs={5: ForwardOutput(index=1, top=1)})
+    forward = CustomMaskForward(start=4, outputs={5: ForwardOutputParams(index=1, top=1)})
     request = harness.request_in_host_memory(list(range(8)), forward=forward)
     harness.restore()
     assert (request.context.seq_len, request.next_position, request.dispatch_end) == (4, 4, 8)

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from jaxctx_server.cluster import ALONE
-from tests.e2e.test_cluster import RouterCluster, router_of
+from tests.e2e.router_cluster import RouterCluster, router_of
 from tests.engines import Clock
 from tests.server.http.client import HttpClient, http_server
 

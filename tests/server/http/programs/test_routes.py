@@ -22,7 +22,7 @@ from jaxctx_server.http.openai.app import openai_routes
 from jaxctx_server.http.programs.routes import program_routes
 from tests.e2e.conftest import TENANTS
 from tests.readme import commands
-from tests.server.http.client import HttpClient, out
+from tests.server.http.client import HttpClient, output_of
 
 SESSION_METHODS = session_service_pb2.DESCRIPTOR.services_by_name["SessionService"].methods
 MODEL_METHODS = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].methods
@@ -34,11 +34,13 @@ async def test_a_program(web: HttpClient, client: jaxctx.aio.Client) -> None:
     assert made.json == {"session": {"session_id": "mine", "ttl": "3600s", "variables": 0, "calls": 0, "started": 0}}
     topic = (await web("POST", "/v1/semantic_var", {"session_id": "mine", "name": "topic"})).json["variable"]
     assert (topic["name"], topic["state"]) == ("topic", "VARIABLE_STATE_UNSET")
-    drafts = await web.call("mine", "Draft {{x}}: {{draft}}", x={"variable_id": topic["variable_id"]}, draft=out())
+    drafts = await web.call(
+        "mine", "Draft {{x}}: {{draft}}", x={"variable_id": topic["variable_id"]}, draft=output_of()
+    )
     step = {"session_id": "mine", "function": "strip"}
     step["parameters"] = [{"name": "text", "variable_id": drafts["draft"]}, {"name": "bare", "output": {}}]
     bare = (await web("POST", "/v1/native_call", step)).json["outputs"][0]["variable_id"]
-    said = await web.call("mine", "Review {{x}}: {{said}}", x={"variable_id": bare}, said=out(5))
+    said = await web.call("mine", "Review {{x}}: {{said}}", x={"variable_id": bare}, said=output_of(5))
     waiting = asyncio.create_task(
         web("GET", f"/v1/semantic_var/{said['said']}?session_id=mine&criterion=CRITERION_LATENCY&wait=true")
     )
@@ -77,7 +79,7 @@ async def test_a_program(web: HttpClient, client: jaxctx.aio.Client) -> None:
 
 async def test_a_text_comes_in_parts_and_its_failure_at_the_end(web: HttpClient, session: str) -> None:
     asked = {"session_id": session, "template": "Tell: {{a}} and {{b}}"}
-    asked["parameters"] = [{"name": "a", **out(1000)}, {"name": "b", **out(1000)}]
+    asked["parameters"] = [{"name": "a", **output_of(1000)}, {"name": "b", **output_of(1000)}]
     call = (await web("POST", "/v1/semantic_call", asked)).json
     path = f"/v1/semantic_var/{call['outputs'][1]['variable_id']}/text?session_id={session}"
     reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
@@ -151,7 +153,7 @@ class TestRefused:
         asked = {"session_id": session, "text": "once"}
         made = (await web("POST", "/v1/semantic_var", asked)).json["variable"]["variable_id"]
         assert (await web("PUT", f"/v1/semantic_var/{made}", asked)).error == (409, "ALREADY_EXISTS", None)
-        said = (await web.call(session, "Say {{it}}", it=out()))["it"]
+        said = (await web.call(session, "Say {{it}}", it=output_of()))["it"]
         assert (await web("PUT", f"/v1/semantic_var/{said}", asked)).error == (400, "FAILED_PRECONDITION", None)
 
 
@@ -175,7 +177,7 @@ class TestTenants:
 
 
 async def test_the_picture(web: HttpClient, session: str) -> None:
-    said = (await web.call(session, "Say {{it}}", it=out(3)))["it"]
+    said = (await web.call(session, "Say {{it}}", it=output_of(3)))["it"]
     await web("GET", f"/v1/semantic_var/{said}?session_id={session}&criterion=CRITERION_LATENCY&wait=true")
     drawn = await web("GET", f"/v1/session/{session}/graph.svg")
     assert drawn.headers["content-type"] == "image/svg+xml"
