@@ -30,7 +30,7 @@ class Variable:
 
         Raises the error with which the variable failed, if it did.
         """
-        return (await self.look(criterion=criterion, wait=True, timeout_s=timeout_s)).text
+        return (await self.inspect(criterion=criterion, wait=True, timeout_s=timeout_s)).text
 
     async def read(
         self, criterion: Criterion = Criterion.LATENCY, *, timeout_s: float | None = None
@@ -47,13 +47,13 @@ class Variable:
             async for part in parts:
                 yield part.text
 
-    async def look(
+    async def inspect(
         self, *, criterion: Criterion | None = None, wait: bool = False, timeout_s: float | None = None
     ) -> VariableInfo:
         """The variable as it is now, or once it is set.
 
         Args:
-            criterion: Ask for the variable, so that the call that makes it runs. None: only look.
+            criterion: Ask for the variable, so that the call that makes it runs. None: asking does not make it run.
             wait: Return when it is set. If it fails, its error is raised.
             timeout_s: Deadline in seconds. None: the client's.
         """
@@ -179,7 +179,7 @@ class Session(AsyncCloseable):
         self, *variables: Variable, criterion: Criterion = Criterion.LATENCY, timeout_s: float | None = None
     ) -> list[str]:
         """The texts of these, all asked for before one is waited for; or the first error, once all have ended."""
-        await gather_all([each.look(criterion=criterion, timeout_s=timeout_s) for each in variables])
+        await gather_all([each.inspect(criterion=criterion, timeout_s=timeout_s) for each in variables])
         return await gather_all([each.get(criterion, timeout_s=timeout_s) for each in variables])
 
     async def close(self, *, timeout_s: float | None = None) -> None:

@@ -225,7 +225,7 @@ def draw(config: "DrawConfig") -> int:
     try:
         with jaxctx.Client(config.server) as client:
             session = client.session(config.session_id)
-            picture = graph_svg(session.graph(), [variable.look() for variable in session.variables()])
+            picture = graph_svg(session.graph(), [variable.inspect() for variable in session.variables()])
     except JaxctxError as error:
         raise StartError(f"{config.server}: {error}") from error
     print(picture, end="")

@@ -1,4 +1,4 @@
-"""Statement 8 of programs: engines that are real processes die, freeze and come back, and the router goes on.
+"""Engines that are real processes die, freeze and come back, and the router goes on.
 
 An output that went on elsewhere must say, character for character, what the echo model would have said without: any
 token that was lost, came twice or was cut otherwise changes all that follow. Its tokens are a character or a pair of

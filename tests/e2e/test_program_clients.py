@@ -66,7 +66,7 @@ async def test_the_blocking_client(address: str) -> None:
                 assert session.variable(first.output.id).get() == texts[1]
                 assert session.info().ttl_s == 90
                 assert [each.id for each in client.sessions()] == ["mine"]
-                assert client.session("mine").variable(first.output.id).look().text == texts[1]
+                assert client.session("mine").variable(first.output.id).inspect().text == texts[1]
                 with pytest.raises(errors.AlreadyExists):
                     client.create_session("mine")
             with pytest.raises(errors.NotFound):
@@ -79,10 +79,10 @@ async def test_a_variable_is_made_by_its_name(client: jaxctx.aio.Client, address
     async with await client.create_session("mine") as session:
         made = await session.create_variable("topic")
         assert made.name == "topic"
-        told = await made.look()
+        told = await made.inspect()
         assert (told.name, told.state, told.text) == ("topic", jaxctx.VariableState.UNSET, "")
         whole = await session.create_variable("tone", text="plainly", description="how to say it")
-        told = await whole.look()
+        told = await whole.inspect()
         assert (told.name, told.text, told.description) == ("tone", "plainly", "how to say it")
         assert await whole.get() == "plainly"
         with pytest.raises(TypeError):
@@ -91,7 +91,7 @@ async def test_a_variable_is_made_by_its_name(client: jaxctx.aio.Client, address
         def blocking() -> None:
             with jaxctx.Client(address, timeout_s=60) as other:
                 variable = other.session("mine").create_variable("length")
-                assert (variable.name, variable.look().state) == ("length", jaxctx.VariableState.UNSET)
+                assert (variable.name, variable.inspect().state) == ("length", jaxctx.VariableState.UNSET)
 
         await asyncio.to_thread(blocking)
 
@@ -121,15 +121,15 @@ async def test_native_steps_by_name(client: jaxctx.aio.Client) -> None:
 async def test_an_output_that_nobody_asks_for_does_not_run(client: jaxctx.aio.Client) -> None:
     async with await client.create_session() as session:
         call = await session.call("Say {{o}}", o=FEW)
-        assert (await call.output.look()).state is jaxctx.VariableState.UNSET
+        assert (await call.output.inspect()).state is jaxctx.VariableState.UNSET
         assert [task.phase for task in await session.graph()] == [jaxctx.TaskPhase.IDLE]
         await session.cancel(call.id)
         with pytest.raises(errors.Cancelled):
             await call.output.get()
-        told = await call.output.look()
+        told = await call.output.inspect()
         assert (told.state, told.error_reason) == (jaxctx.VariableState.FAILED, "CANCELLED")
         asked = await session.call("Say {{o}}", o=Output(max_tokens=4, criterion=jaxctx.Criterion.THROUGHPUT))
-        assert await asked.output.look(wait=True)
+        assert await asked.output.inspect(wait=True)
 
 
 async def test_reading_that_is_left_cancels_nothing(client: jaxctx.aio.Client) -> None:

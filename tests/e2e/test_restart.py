@@ -1,4 +1,4 @@
-"""Scenario 14: what was acknowledged survives SIGKILL of the real server, and nothing else is ever read."""
+"""What was acknowledged survives SIGKILL of the real server, and nothing else is ever read."""
 
 import asyncio
 import re

@@ -202,7 +202,7 @@ CLIENT_METHODS: list[tuple[Callable[..., Any], str, dict[str, set[str]], set[str
     (aio.Session.cancel, "CancelCall", {}, {"session_id"}),
     (aio.Session.graph, "GetGraph", {}, {"session_id"}),
     (aio.Session.close, "DeleteSession", {}, {"session_id"}),
-    (aio.Variable.look, "GetVariable", {}, {"session_id", "variable_id"}),
+    (aio.Variable.inspect, "GetVariable", {}, {"session_id", "variable_id"}),
     (aio.Variable.read, "ReadVariable", {}, {"session_id", "variable_id"}),
     (aio.Variable.set, "SetVariable", {}, {"session_id", "variable_id"}),
 ]

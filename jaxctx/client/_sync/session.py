@@ -31,7 +31,7 @@ class Variable:
 
         Raises the error with which the variable failed, if it did.
         """
-        return self.look(criterion=criterion, wait=True, timeout_s=timeout_s).text
+        return self.inspect(criterion=criterion, wait=True, timeout_s=timeout_s).text
 
     def read(self, criterion: Criterion = Criterion.LATENCY, *, timeout_s: float | None = None) -> Iterator[str]:
         """As `get`, in parts as they come. Leaving the iteration early cancels nothing but the reading."""
@@ -46,13 +46,13 @@ class Variable:
             for part in parts:
                 yield part.text
 
-    def look(
+    def inspect(
         self, *, criterion: Criterion | None = None, wait: bool = False, timeout_s: float | None = None
     ) -> VariableInfo:
         """The variable as it is now, or once it is set.
 
         Args:
-            criterion: Ask for the variable, so that the call that makes it runs. None: only look.
+            criterion: Ask for the variable, so that the call that makes it runs. None: asking does not make it run.
             wait: Return when it is set. If it fails, its error is raised.
             timeout_s: Deadline in seconds. None: the client's.
         """
@@ -176,7 +176,7 @@ class Session(Closeable):
         self, *variables: Variable, criterion: Criterion = Criterion.LATENCY, timeout_s: float | None = None
     ) -> list[str]:
         """The texts of these, all asked for before one is waited for; or the first error, once all have ended."""
-        in_turn([each.look(criterion=criterion, timeout_s=timeout_s) for each in variables])
+        in_turn([each.inspect(criterion=criterion, timeout_s=timeout_s) for each in variables])
         return in_turn([each.get(criterion, timeout_s=timeout_s) for each in variables])
 
     def close(self, *, timeout_s: float | None = None) -> None:

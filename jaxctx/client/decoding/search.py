@@ -25,14 +25,21 @@ async def best_of(
     score: Callable[[Completion[Any]], float] = likelihood,
     **options: Unpack[GenerateOptions],
 ) -> Completion[Context]:
-    """The best of n >= 2 outputs, in a fork of its own; the other forks are closed. Options are those of `generate`."""
+    """The best of n >= 2 outputs, in a fork of its own; the other forks are closed. Options are those of `generate`.
+
+    If `score` raises, all forks are closed.
+    """
     if n < 2:
         raise InvalidArgument.field("n", "must be at least 2")
     options["logprobs"] = True
     outputs = await context.completions(n, **options)
-    best = max(outputs, key=score)
-    await gather_all([each.context.close() for each in outputs if each is not best])
-    return best
+    unwanted = [each.context for each in outputs]
+    try:
+        best = max(outputs, key=score)
+        unwanted.remove(best.context)
+        return best
+    finally:
+        await gather_all([each.close() for each in unwanted])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

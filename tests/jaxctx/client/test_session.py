@@ -45,7 +45,7 @@ async def test_variables(either: Any, client: Any, fake: Any) -> None:
     assert await either(given.get()) == "hello"
     assert await either.list(given.read(Criterion.THROUGHPUT)) == list("hello")
     assert fake.requests["ReadVariable"][0].criterion == session_service_pb2.CRITERION_THROUGHPUT
-    assert (await either(later.look())).state is VariableState.UNSET
+    assert (await either(later.inspect())).state is VariableState.UNSET
     assert fake.requests["GetVariable"][-1].criterion == session_service_pb2.CRITERION_UNSPECIFIED
     assert (await either(later.set("text"))).text == "text"
     with pytest.raises(errors.AlreadyExists):

@@ -46,7 +46,9 @@ def oracle(tokens: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("tokens", "layout"), [(1000, (62, 1, 8)), (1024, (64, 0, 0))])
-async def test_1_layout(engine: LocalEngine, tokens: int, layout: tuple[int, int, int]) -> None:
+async def test_the_layout_of_committed_pages_and_working_tokens(
+    engine: LocalEngine, tokens: int, layout: tuple[int, int, int]
+) -> None:
     context_id = await filled(engine, (THOUSAND * 2)[:tokens])
     info = await context_info(engine, ME, context_id)
     assert (info.committed_pages, info.working_pages, info.working_tokens) == layout
@@ -54,7 +56,7 @@ async def test_1_layout(engine: LocalEngine, tokens: int, layout: tuple[int, int
     assert await held(engine) == layout[0] + layout[1]
 
 
-async def test_2_fork_shares_pages_and_copies_the_tail(engine: LocalEngine) -> None:
+async def test_fork_shares_pages_and_copies_the_tail(engine: LocalEngine) -> None:
     parent = await filled(engine, THOUSAND)
     before = await held(engine)
     (child,) = await engine.fork(ME, parent)
@@ -66,14 +68,14 @@ async def test_2_fork_shares_pages_and_copies_the_tail(engine: LocalEngine) -> N
     assert child.parent_id == parent
 
 
-async def test_2_fork_at_a_page_edge_allocates_nothing(engine: LocalEngine) -> None:
+async def test_fork_at_a_page_edge_allocates_nothing(engine: LocalEngine) -> None:
     parent = await filled(engine, (THOUSAND * 2)[:1024])
     before = await held(engine)
     await engine.fork(ME, parent, n=3)
     assert await held(engine) == before
 
 
-async def test_3_isolation_and_lifetime(engine: LocalEngine) -> None:
+async def test_a_fork_is_isolated_and_outlives_its_parent(engine: LocalEngine) -> None:
     parent = await filled(engine, THOUSAND)
     (child,) = await engine.fork(ME, parent)
     await asyncio.gather(engine.fill(ME, parent, [1] * 10), engine.fill(ME, child.context_id, [2] * 10))
@@ -85,7 +87,7 @@ async def test_3_isolation_and_lifetime(engine: LocalEngine) -> None:
     assert await held(engine) == 0
 
 
-async def test_4_reuse_before_compute(engine: LocalEngine) -> None:
+async def test_what_is_cached_is_reused_and_not_computed(engine: LocalEngine) -> None:
     first = await filled(engine, THOUSAND)
     second = await engine.create(ME, CreateContextRequest())
     result = await engine.fill(ME, second.context_id, THOUSAND)
@@ -102,7 +104,7 @@ async def test_4_reuse_before_compute(engine: LocalEngine) -> None:
     assert await greedy(engine, third.context_id, 5) == oracle(THOUSAND, 5)
 
 
-async def test_4_the_last_token_is_computed_even_if_its_page_is_cached(engine: LocalEngine) -> None:
+async def test_the_last_token_is_computed_even_if_its_page_is_cached(engine: LocalEngine) -> None:
     tokens = THOUSAND[:64]
     await filled(engine, tokens)
     again = await engine.create(ME, CreateContextRequest())
@@ -113,7 +115,7 @@ async def test_4_the_last_token_is_computed_even_if_its_page_is_cached(engine: L
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-async def test_5_commit_race_leaves_one_copy(engine: LocalEngine, deferred: bool) -> None:
+async def test_a_commit_race_leaves_one_copy(engine: LocalEngine, deferred: bool) -> None:
     # Deferred tokens make the second context unable to wait for the first: its first page differs in what is buffered.
     a, b = [(await engine.create(ME, CreateContextRequest())).context_id for _ in range(2)]
     if deferred:
@@ -127,7 +129,7 @@ async def test_5_commit_race_leaves_one_copy(engine: LocalEngine, deferred: bool
     assert results[0] == results[1] == oracle(THOUSAND, 10)
 
 
-async def test_6_other_salt_or_tenant_shares_nothing(engine: LocalEngine) -> None:
+async def test_other_salt_or_tenant_shares_nothing(engine: LocalEngine) -> None:
     await filled(engine, THOUSAND)
     salted = await engine.create(ME, CreateContextRequest(salt="x"))
     assert (await engine.fill(ME, salted.context_id, THOUSAND)).resident == 0
@@ -135,7 +137,7 @@ async def test_6_other_salt_or_tenant_shares_nothing(engine: LocalEngine) -> Non
     assert (await engine.plan(other, THOUSAND)).resident == 0
 
 
-async def test_7_commit_errors(engine: LocalEngine) -> None:
+async def test_errors_of_a_commit(engine: LocalEngine) -> None:
     context_id = await filled(engine, THOUSAND[:40], manual_commit=True)
     info = await context_info(engine, ME, context_id)
     assert (info.committed_pages, info.working_pages, info.working_tokens) == (0, 3, 40)
@@ -149,7 +151,7 @@ async def test_7_commit_errors(engine: LocalEngine) -> None:
     assert await greedy(engine, context_id, 20) == oracle(THOUSAND[:40], 20)
 
 
-async def test_8_truncate(engine: LocalEngine) -> None:
+async def test_truncate(engine: LocalEngine) -> None:
     context_id = await filled(engine, THOUSAND)
     with pytest.raises(OutOfRange):
         await engine.truncate(ME, context_id, 9)
@@ -159,7 +161,7 @@ async def test_8_truncate(engine: LocalEngine) -> None:
     assert await greedy(engine, context_id, 10) == oracle(THOUSAND, 10)
 
 
-async def test_9_rewind_needs_no_forward_pass(engine: LocalEngine) -> None:
+async def test_rewind_needs_no_forward_pass(engine: LocalEngine) -> None:
     context_id = await filled(engine, THOUSAND)
     (fork,) = await engine.fork(ME, context_id)
     computed = (await engine.stats()).tokens_computed
@@ -172,7 +174,7 @@ async def test_9_rewind_needs_no_forward_pass(engine: LocalEngine) -> None:
         await engine.rewind(ME, context_id, 5000)
 
 
-async def test_10_reserve_and_release(make_engine, clock) -> None:
+async def test_reserve_and_release(make_engine, clock) -> None:
     engine = make_engine(replace(CONFIG, pages=64, max_context_tokens=1024, pinned_pages_per_tenant=64))
     pinned = await filled(engine, THOUSAND[: 54 * 16], pinned=True)
     other = await engine.create(ME, CreateContextRequest())
@@ -197,7 +199,7 @@ async def test_10_reserve_and_release(make_engine, clock) -> None:
     assert await greedy(engine, pinned, 3) == oracle(THOUSAND[: 54 * 16], 3)
 
 
-async def test_13_more_contexts_than_the_pool_holds(make_engine) -> None:
+async def test_more_contexts_than_the_pool_holds(make_engine) -> None:
     engine = make_engine(replace(CONFIG, pages=64, max_context_tokens=1024))
     prompts = [[(i * 31 + k) % 256 for i in range(400)] for k in range(6)]
     ids = [await filled(engine, prompt) for prompt in prompts]

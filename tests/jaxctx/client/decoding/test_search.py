@@ -31,6 +31,17 @@ async def test_best_of_keeps_the_best_and_closes_the_rest(either: Any, client: A
         await either(either.decoding.best_of(context, 1))
 
 
+async def test_best_of_closes_all_forks_if_the_score_raises(either: Any, client: Any, fake: Any) -> None:
+    context = await either(client.create("hello"))
+
+    def score(_: Any) -> float:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await either(either.decoding.best_of(context, 3, score=score))
+    assert set(fake.contexts) == {context.id}
+
+
 def plain_beam_search(width: int, steps: int, stops: Sequence[int]) -> tuple[float, tuple[int, ...]]:
     """Beam search over plain token lists, without any pruning but that of the width."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
