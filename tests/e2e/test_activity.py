@@ -249,6 +249,7 @@ async def beside(them: Tenant) -> AsyncIterator[None]:
     generating.cancel()
 
 
+@pytest.mark.slow
 async def test_a_tenant_is_told_the_same_beside_a_busy_one(make_engine: Any, clock: Clock, two_tenants: Any) -> None:
     config: EngineConfig = replace(CONFIG, pages=512)
     lifecycle = []

@@ -90,6 +90,7 @@ def test_the_readmes_first_example_runs_as_pasted(bundled: Server, first_example
     assert int(re.search(r"(\d+) tokens cached", again)[1]) >= computed // 16 * 16 - 16
 
 
+@pytest.mark.slow
 def test_the_readmes_program_runs_as_pasted(bundled: Server) -> None:
     code = example("program").replace("127.0.0.1:50051", bundled.address)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)

@@ -90,8 +90,8 @@ class Case:
             ["one_prefix", "three_levels", "chunks_and_decode", "nothing"],
         ),
         pytest.param((50, 16, 64, 4), "bfloat16", ["no_sharing", "many_prefixes"], marks=pytest.mark.slow),
-        ((128, 32, 128, 8), "bfloat16", ["chunks_and_decode"]),  # consumers split rows
-        pytest.param((128, 32, 128, 8), "bfloat16", ["three_levels"], marks=pytest.mark.slow),
+        # Consumers split rows.
+        pytest.param((128, 32, 128, 8), "bfloat16", ["chunks_and_decode", "three_levels"], marks=pytest.mark.slow),
         (pytest.param((50, 64, 256, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.slow)),
         # Products with rows to spare, pages of two steps.
         pytest.param((18, 128, 64, 3), "bfloat16", ["many_prefixes"], marks=pytest.mark.slow),

@@ -190,6 +190,7 @@ def test_every_number_of_rows(rng: Generator, visible: Callable, dense: Callable
     case.check(rng, case.program(), segments, visible, dense)
 
 
+@pytest.mark.slow
 def test_heads_in_turn(
     rng: Generator, grow: Callable, visible: Callable, dense: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,7 @@ def test_a_ready_one_is_only_looked_at(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{folder}\n", "")
 
 
-@pytest.mark.parametrize("status", [0, 1])
+@pytest.mark.parametrize("status", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_under_a_pipe_a_long_install_says_how_far_it_is(tmp_path: Path, status: int) -> None:
     """In place of pip: what waits until somebody has read a line about it."""
     folder, seen = tmp_path / "slow", tmp_path / "seen"

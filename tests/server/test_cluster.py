@@ -137,7 +137,7 @@ async def test_an_engine_that_leaves_waits_until_its_contexts_have_moved(router:
     assert router.requests == [RegisterRequest(port=7001, incarnation="first", leaving=True)]
     (timeout_s,) = router.timeouts
     assert timeout_s is not None
-    assert 50.0 < timeout_s <= 60.0
+    assert 50.0 < timeout_s < 61.0  # gRPC rounds what is left of 60 s
     router.stays.set()
     async with asyncio.timeout(30):
         await leaving

@@ -51,7 +51,7 @@ async def filled(engine: LocalEngine, *parts: list[int], salt: str = "") -> str:
 golden_models = pytest.mark.parametrize(
     "golden",
     [
-        "llama_gqa1_llama3",
+        pytest.param("llama_gqa1_llama3", marks=pytest.mark.slow),
         "qwen3_gqa1_narrow_heads_tied",
         pytest.param("mistral_gqa4_wide_heads", marks=pytest.mark.slow),
         pytest.param("qwen2_gqa8", marks=pytest.mark.slow),

@@ -37,6 +37,7 @@ def nothing(*_: object) -> None:
     pass
 
 
+@pytest.mark.slow
 def test_a_plan_for_this_device_is_what_an_engine_takes() -> None:
     told: list[tuple[str, int, int]] = []
     program = CompiledModel(*abstract(TINY, "bfloat16"), CONFIG, jax.devices()[0])

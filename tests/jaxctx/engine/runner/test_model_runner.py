@@ -125,7 +125,8 @@ def zeros(struct) -> jax.Array:
     return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), struct)
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     """On a CPU all layers' pages lie in one array and layers are a loop; elsewhere each has its own, unrolled."""
     config = replace(TINY, layers=3)

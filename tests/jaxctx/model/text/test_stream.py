@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from jaxctx.model.text import Detokenizer, StopMatcher, Tokenizer
-from jaxctx.model.text.stream import MOST_PENDING, PRIMING
+from jaxctx.model.text.stream import MAX_PENDING, PRIMING
 from tests.echo import echo_text
 
 ECHO = echo_text().tokenizer
@@ -195,9 +195,9 @@ def test_only_the_last_tokens_of_a_prompt_are_needed() -> None:
 
 def test_what_is_held_back_longer_than_a_character_comes_out_broken() -> None:
     detokenizer = Detokenizer(ECHO)
-    texts = [detokenizer.push([0xFF]) for _ in range(MOST_PENDING + 1)]
-    assert texts[:MOST_PENDING] == [""] * MOST_PENDING
-    assert set(texts[MOST_PENDING]) == {"\ufffd"}
+    texts = [detokenizer.push([0xFF]) for _ in range(MAX_PENDING + 1)]
+    assert texts[:MAX_PENDING] == [""] * MAX_PENDING
+    assert set(texts[MAX_PENDING]) == {"\ufffd"}
 
 
 # --- Stop strings
