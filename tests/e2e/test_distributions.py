@@ -16,7 +16,7 @@ from scripts.dense import DenseCausal
 from tests.e2e.echo_contexts import THOUSAND, filled, unchanged
 from tests.engines import on_demand
 
-pytestmark = pytest.mark.slow  # the bundled model; tests/jaxctx/engine has the same of small ones
+pytestmark = pytest.mark.slow  # compiles the bundled model; test_scenarios.py refills pages of the echo model
 
 IDS = [0, 7, 4095, 100, 7]
 GREEDY: jaxctx.SamplingOptions = {"temperature": 0.0, "seed": 1}
