@@ -240,7 +240,9 @@ MUTATIONS = [
         "overrides are not committed",
         BlockManager,
         "commit",
-        "encode_page_overrides(context.attention_overrides, context.tail.depth * self.page_size, self.page_size)",
+        "encode_page_overrides(\n"
+        "                context.attention_overrides, context.tail.depth * self.page_size, self.page_size\n"
+        "            )",
         'b""',
     ),
     Mutation(
