@@ -241,8 +241,8 @@ MUTATIONS = [
         BlockManager,
         "commit",
         "encode_page_overrides(\n"
-        "                context.attention_overrides, context.tail.depth * self.page_size, self.page_size\n"
-        "            )",
+        "            context.attention_overrides, context.tail.depth * self.page_size, self.page_size\n"
+        "        )",
         'b""',
     ),
     Mutation(
