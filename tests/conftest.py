@@ -4,8 +4,7 @@ What is compiled once in a session is compiled no more in it: there is a compila
 that it starts, pytest-xdist's workers too, new for each session, so that no session tests what another one left.
 `JAX_COMPILATION_CACHE_DIR` names another, which is kept.
 
-XLA compiles with no optimisations, which would take most of a session's time (three end-to-end and engine files took
-182 s of processor time with all of them and 41 s with the first level; without any another quarter less).
+XLA compiles without optimisations, which would take most of a session's time.
 `JAXCTX_TESTS_OPTIMISED=1` compiles as a server does; CI runs the slow tests that way.
 """
 

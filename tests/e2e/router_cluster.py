@@ -36,6 +36,18 @@ CLUSTER_KEY = "the cluster's key, of which nobody knows" * 2
 USERS = [Key(name, hashlib.sha256(name.encode()).digest(), name, Role.USER) for name in ("alice", "bob")]
 
 
+class WithKeys:
+    """Base of test classes whose router and engines have keys: two users' and the cluster's own."""
+
+    @pytest.fixture
+    def keys(self) -> list[Key]:
+        return USERS
+
+    @pytest.fixture
+    def cluster(self) -> Cluster:
+        return Cluster(CLUSTER_KEY)
+
+
 @dataclass
 class RouterCluster:
     """A router, and servers of engines that may join it."""

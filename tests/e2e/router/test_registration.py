@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import grpc
-import pytest
 
 import jaxctx
 from jaxctx import errors
@@ -16,13 +15,12 @@ from jaxctx.v1 import context_service_pb2
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
 from jaxctx.v1.engine_service_pb2 import RegisterRequest
 from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
-from jaxctx_server.auth import Key
-from jaxctx_server.cluster import ALONE, Cluster
+from jaxctx_server.cluster import ALONE
 from tests.e2e.program_callers import output_of
 from tests.e2e.router_cluster import (
     CLUSTER_KEY,
-    USERS,
     RouterCluster,
+    WithKeys,
     error_of,
     program_caller,
     register_engine,
@@ -91,15 +89,7 @@ async def test_who_may_register(router_cluster: RouterCluster) -> None:
         assert (await error_of(register_engine(channel))).reason == "WRONG_ROLE"
 
 
-class TestKeys:
-    @pytest.fixture
-    def keys(self) -> list[Key]:
-        return USERS
-
-    @pytest.fixture
-    def cluster(self) -> Cluster:
-        return Cluster(CLUSTER_KEY)
-
+class TestKeys(WithKeys):
     async def test_registering_needs_the_clusters_key(self, router_cluster: RouterCluster) -> None:
         async with grpc.aio.insecure_channel(router_cluster.router) as channel:
             assert isinstance(await error_of(register_engine(channel)), errors.Unauthenticated)

@@ -10,60 +10,41 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.engine.interface import Caller
+from jaxctx.types import ContextInfo
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
-from jaxctx_server.auth import Key
-from jaxctx_server.cluster import Cluster
 from tests.e2e.program_callers import SYSTEM, output_of
 from tests.e2e.router_cluster import (
-    CLUSTER_KEY,
-    USERS,
     RouterCluster,
+    WithKeys,
     address_of,
     error_of,
     program_caller,
 )
 
 
-class TestPrograms:
-    @pytest.fixture
-    def keys(self) -> list[Key]:
-        return USERS
+async def contexts_of_programs(router_cluster: RouterCluster, tenant: str) -> list[ContextInfo]:
+    """A tenant's contexts on all engines, those of programs included."""
+    lists = [await each.list(Caller(tenant), include_program_contexts=True) for each in router_cluster.engines.values()]
+    return [info for one in lists for info in one]
 
-    @pytest.fixture
-    def cluster(self) -> Cluster:
-        return Cluster(CLUSTER_KEY)
 
+class TestPrograms(WithKeys):
     async def test_a_program_is_its_tenants_on_the_engine(self, router_cluster: RouterCluster) -> None:
         async with program_caller(router_cluster, "alice") as caller:
             assert await caller.get((await caller.call(SYSTEM + "{{o}}", o=output_of()))["o"])
         async with asyncio.timeout(120):
-            while (
-                len(
-                    left := [
-                        one
-                        for each in router_cluster.engines.values()
-                        for one in await each.list(Caller("alice"), include_program_contexts=True)
-                    ]
-                )
-                > 1
-            ):
-                await asyncio.sleep(0.01)  # the call's own is given back in the background
+            left = await contexts_of_programs(router_cluster, "alice")
+            while len(left) > 1:  # the call's own is given back in the background
+                await asyncio.sleep(0.01)
+                left = await contexts_of_programs(router_cluster, "alice")
         assert [each.labels for each in left] == [{"jaxctx": "program"}]
         for engine in router_cluster.engines.values():
             assert not await engine.list(Caller("bob"), include_program_contexts=True)
             assert not await engine.list(Caller(""), include_program_contexts=True)
 
 
-class TestContexts:
-    @pytest.fixture
-    def keys(self) -> list[Key]:
-        return USERS
-
-    @pytest.fixture
-    def cluster(self) -> Cluster:
-        return Cluster(CLUSTER_KEY)
-
+class TestContexts(WithKeys):
     async def test_tenants_travel(self, router_cluster: RouterCluster) -> None:
         async with (
             jaxctx.aio.Client(router_cluster.router, api_key="alice", timeout_s=10) as alice,

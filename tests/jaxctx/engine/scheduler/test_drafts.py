@@ -12,8 +12,8 @@ from jaxctx.engine.scheduler.drafts import share_spare_rows
 from jaxctx.engine.scheduler.prompt_lookup import MIN_NGRAM, MIN_NGRAM_ALONE, PromptLookup
 from jaxctx.types import FinishReason, GeneratePiece, GenerateRequest, SamplingParams
 from tests.engines import SMALL, context_info, tokens_of
+from tests.jaxctx.engine.echo_generation import GREEDY, ME, PROMPTS, collect, fresh, greedy, oracle
 from tests.jaxctx.engine.oracle_drafter import oracle_drafter
-from tests.jaxctx.engine.test_generation import GREEDY, ME, PROMPTS, collect, fresh, greedy, oracle
 
 NONE = replace(SMALL, draft_tokens=0)
 
