@@ -1,6 +1,7 @@
-"""Our server against a peer with an OpenAI-compatible API, in turn, in one run.
+"""Our server against a peer, in turn, in one run: a server with an OpenAI-compatible API, or another build of ours.
 
     scripts/bench --model DIR --peer-command "… --port {port}" --json results.json
+    scripts/bench --model DIR --peer-api grpc --peer-command "/other/.venv/bin/jaxctx-serve DIR --grpc-port {port}"
 
 Every round runs every scenario on both servers, one after the other, with the same token ids; which goes first
 alternates. A server is either started here, for the time of the run, or named by its address. Without a peer only ours
@@ -16,8 +17,9 @@ import json
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -28,6 +30,7 @@ from bench_serving.report import OURS, PEER, as_json, plot, table
 from bench_serving.servers import Server, StartError, free_port, our_command, peer_command, running
 from bench_serving.targets import REQUEST_TIMEOUT_S, JaxctxServer, OpenAIServer, ServerError
 
+OPENAI, GRPC = "openai", "grpc"
 CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1)]
 
 
@@ -45,8 +48,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     ours.add_argument("--model", metavar="DIR", help="start one with this model (default: the bundled one)")
     ours.add_argument("--serve-options", default="", metavar="OPTIONS", help="more of jaxctx-serve's options for it")
     peer = parser.add_argument_group("the peer")
-    peer.add_argument("--peer-url", metavar="URL", help="one that runs already")
+    peer.add_argument("--peer-url", metavar="URL", help="one that runs already (with --peer-api grpc: HOST:PORT)")
     peer.add_argument("--peer-command", metavar="COMMAND", help="start one; {port} stands for its port")
+    peer.add_argument(
+        "--peer-api", choices=(OPENAI, GRPC), default=OPENAI, help="what it speaks; grpc: it is a jaxctx-serve too"
+    )
     run = parser.add_argument_group("the run")
     run.add_argument("--scenarios", default=",".join(SCENARIOS), metavar="A,B,…", help="which ones (default: all)")
     run.add_argument("--rounds", type=int, default=3, help="how often each runs (default: 3)")
@@ -64,6 +70,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--server and --model: a server that runs already has its model")
     if settings.peer_url and settings.peer_command:
         parser.error("--peer-url and --peer-command: one of them")
+    if settings.peer_api == GRPC and not (settings.peer_url or settings.peer_command):
+        parser.error("--peer-api says what a peer speaks: it needs a peer")
     if settings.plot and not (settings.peer_url or settings.peer_command):
         parser.error("--plot draws ratios: it needs a peer")
     return settings
@@ -89,6 +97,15 @@ def http_ready(url: str) -> bool:
         return False
 
 
+def peer_address(api: str, port: int) -> tuple[str, Callable[[], bool]]:
+    """The address of a peer that is started on this port, and what tells whether it is ready."""
+    if api == GRPC:
+        address = f"127.0.0.1:{port}"
+        return address, partial(grpc_ready, address)
+    url = f"http://127.0.0.1:{port}"
+    return url, partial(http_ready, url)
+
+
 async def measure(
     settings: argparse.Namespace, server: str, peer_url: str | None, started: Mapping[str, Server]
 ) -> Mapping[str, Mapping[str, Sequence[Measure]]]:
@@ -99,7 +116,12 @@ async def measure(
         model = await ours.model()
         targets: dict[str, Target] = {OURS: ours}
         print(f"{OURS}: {model.model_id} ({model.parameters / 1e6:.0f}M parameters, {model.dtype}) at {server}")
-        if peer_url:
+        if peer_url and settings.peer_api == GRPC:
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(peer_url, options=CHANNEL_OPTIONS))
+            other_build = JaxctxServer(channel)
+            print(f"{PEER}: {(await other_build.model()).model_id} at {peer_url}")
+            targets[PEER] = other_build
+        elif peer_url:
             import aiohttp
 
             timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
@@ -168,9 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 started[OURS] = stack.enter_context(ready)
             if settings.peer_command:
                 port = free_port()
-                peer_url = url = f"http://127.0.0.1:{port}"
+                peer_url, is_ready = peer_address(settings.peer_api, port)
                 command = peer_command(settings.peer_command, port)
-                ready = running(PEER, command, lambda: http_ready(url), settings.start_timeout)
+                ready = running(PEER, command, is_ready, settings.start_timeout)
                 started[PEER] = stack.enter_context(ready)
             measured = asyncio.run(measure(settings, server, peer_url, started))
         except (StartError, ServerError, ValueError, grpc.RpcError) as error:

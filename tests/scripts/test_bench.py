@@ -154,6 +154,33 @@ async def test_ours_is_driven_through_grpc_and_leaves_no_context(
     assert table(measured).count("\n") == 2
 
 
+async def test_a_peer_may_be_another_build_of_ours() -> None:
+    from bench_serving.command import measure, parse
+    from bench_serving.report import table
+
+    ours, other = Echo(), Echo()
+    (server, address), (other_server, other_address) = await serve(ours), await serve(other)
+    asked = ["--server", address, "--peer-url", other_address, "--peer-api", "grpc", "--scenarios", "single"]
+    measured = await measure(parse([*asked, "--rounds", "3"]), address, other_address, {})
+    for each in (server, other_server):
+        await each.stop(None)
+    assert ours.made == other.made == 2 + 3 * 1
+    assert ours.open == other.open == {}
+    assert [len(measured["single"][name]) for name in ("jaxctx", "peer")] == [3, 3]
+    assert "(" in table(measured)
+
+
+def test_what_tells_whether_a_started_peer_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench_serving import command
+
+    monkeypatch.setattr(command, "grpc_ready", lambda address: ("grpc", address))
+    monkeypatch.setattr(command, "http_ready", lambda url: ("http", url))
+    for api, address in (("grpc", "127.0.0.1:5"), ("openai", "http://127.0.0.1:5")):
+        found, is_ready = command.peer_address(api, 5)
+        assert found == address
+        assert is_ready() == ("grpc" if api == "grpc" else "http", address)
+
+
 async def test_too_few_tokens_end_the_run() -> None:
     from bench_serving.command import measure, parse
     from bench_serving.targets import ServerError
@@ -204,6 +231,8 @@ def test_ratios_pair_the_rounds() -> None:
         ["--server", "a:1", "--model", "dir"],
         ["--peer-url", "http://a", "--peer-command", "b {port}"],
         ["--plot", "a.png"],
+        ["--peer-api", "grpc"],
+        ["--peer-api", "rest", "--peer-url", "a:1"],
     ],
 )
 def test_contradictory_arguments_are_refused(arguments: list[str]) -> None:
