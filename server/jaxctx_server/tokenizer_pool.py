@@ -146,7 +146,7 @@ class TokenizerPool:
             template,
             self._text.tokenizer,
             held,
-            template_messages(chat),
+            template_messages(chat, self._template_call_id),
             asks=asks_for_answer(chat),
             options=template_options(chat, template),
         )
@@ -163,7 +163,18 @@ class TokenizerPool:
 
     async def _render(self, chat: ChatMessages) -> str:
         """Messages as the template writes them by themselves, and the opening of an answer if one is asked for."""
-        return await self._run_template(chat_size(chat), partial(write_alone, self._template(), chat))
+        return await self._run_template(chat_size(chat), partial(self._write_alone, self._template(), chat))
+
+    def _write_alone(self, template: ChatTemplate, chat: ChatMessages) -> str:
+        """Messages as the template writes them into an empty context."""
+        messages = template_messages(chat, self._template_call_id)
+        options = template_options(chat, template)
+        return template.render(messages, add_generation_prompt=asks_for_answer(chat), options=options)
+
+    def _template_call_id(self, call_id: str) -> str:
+        """An id of a call in the form that the template takes."""
+        tool_calls = self._text.tool_call_format
+        return call_id if tool_calls is None else tool_calls.template_call_id(call_id)
 
     def _template(self) -> ChatTemplate:
         if self._text.chat_template is None:
@@ -204,12 +215,6 @@ def run_limited(work: Callable[[], T], cpu_s: float) -> T:
     """The result of `work`, which renders a template. Raises TooMuchWork if it takes more processor time than this."""
     with rendering(cpu_s):
         return work()
-
-
-def write_alone(template: ChatTemplate, chat: ChatMessages) -> str:
-    """Messages as the template writes them into an empty context."""
-    options = template_options(chat, template)
-    return template.render(template_messages(chat), add_generation_prompt=asks_for_answer(chat), options=options)
 
 
 def asks_for_answer(chat: ChatMessages) -> bool:
