@@ -5,6 +5,8 @@
     frontend.py       what all requests share
     endpoint.py       a route: admission by the server's pipeline, handler, response; the end when the client leaves
     call.py           one request: its body, its caller, and the calls of services that it needs
+    generation.py     one prompt and its outputs: the calls that every API of text needs
+    events.py         server-sent events
     errors.py         errors as JSON with an HTTP status, in the form of each API
     headers.py        headers that are refused
     messages.py       request messages of the contract out of paths, queries and bodies; responses as JSON

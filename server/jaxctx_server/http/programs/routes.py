@@ -13,15 +13,16 @@ from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx_server.graph_svg import graph_svg
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.endpoint import EventStream, Handler, api_route
-from jaxctx_server.http.errors import ErrorForm, json_text, openai_error_body
-from jaxctx_server.http.messages import message_from_body, message_from_query, message_json, message_response
+from jaxctx_server.http.errors import ErrorForm, openai_error_body
+from jaxctx_server.http.events import DONE, data_event, typed_event
+from jaxctx_server.http.messages import message_fields, message_from_body, message_from_query, message_response
 
 VARIABLES_PER_PAGE = 1000
 
 
 def error_event(error: JaxctxError) -> str:
     """An error as the last event of a stream, with a type of its own."""
-    return f"event: error\ndata: {json_text(openai_error_body(error))}\n\n"
+    return typed_event("error", openai_error_body(error))
 
 
 PROGRAM_ERRORS = ErrorForm(openai_error_body, error_event)
@@ -142,8 +143,8 @@ async def variable_events(call: HttpCall, message: pb.ReadVariableRequest) -> As
     """The parts of a text as server-sent events."""
     async with aclosing(call.stream(call.services.sessions.read_variable, message)) as parts:
         async for part in parts:
-            yield f"data: {message_json(part)}\n\n"
-    yield "data: [DONE]\n\n"
+            yield data_event(message_fields(part))
+    yield DONE
 
 
 async def get_graph_svg(call: HttpCall) -> Response:
