@@ -126,9 +126,7 @@ class Server:
             if task is not None:
                 task.cancel()
         self._lifecycle.stop()
-        await self._grpc.stop(0)
-        if self._http is not None:
-            await self._http.close()
+        await self._stop_transports(0)
         if self._config.unix_socket is not None:
             self._config.unix_socket.unlink(missing_ok=True)
 
@@ -143,10 +141,12 @@ class Server:
             log.critical("the engine failed: %s", failure)
             status = DEFECT  # a supervisor then restarts the process
         self._lifecycle.stop()
-        await self._grpc.stop(0 if status == CUT_OFF else LAST_MESSAGES_S)
-        if self._http is not None:
-            await self._http.close()
+        await self._stop_transports(0 if status == CUT_OFF else LAST_MESSAGES_S)
         return status
+
+    async def _stop_transports(self, grace_s: float) -> None:
+        """Accept nothing more; messages that are on their way have this time."""
+        await asyncio.gather(self._grpc.stop(grace_s), *([] if self._http is None else [self._http.close(grace_s)]))
 
     def _state_of(self, engine: "LocalEngine", text: "ModelText") -> ServingState:
         """What a server of this engine serves. An engine of a router that has a store drains by leaving that first."""

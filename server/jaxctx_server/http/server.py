@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from jaxctx_server.http.limits import KEEP_ALIVE_S, MAX_HEADER_BYTES, LimitedProtocol
 
-SHUTDOWN_TIMEOUT_S = 5  # for answers that are on their way when all work is done
+SHUTDOWN_TIMEOUT_S = 5.0  # for answers that are on their way when all work is done
 
 
 class HttpServer:
@@ -37,8 +37,9 @@ class HttpServer:
                 raise RuntimeError("the HTTP server ended before it had started")
             await asyncio.sleep(0.005)
 
-    async def close(self) -> None:
-        """Accept nothing more, let answers that are on their way be sent, and end. Nothing happens the second time."""
+    async def close(self, grace_s: float = SHUTDOWN_TIMEOUT_S) -> None:
+        """Accept nothing more, and end; answers that are on their way have this time. Nothing happens twice."""
+        self._server.config.timeout_graceful_shutdown = grace_s
         self._server.should_exit = True
         if self._serving is None:
             self._bound.close()
@@ -65,7 +66,6 @@ def uvicorn_config(app: ASGIApp, tls: ssl.SSLContext | None = None) -> uvicorn.C
         log_config=None,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     config.load()
