@@ -1,6 +1,7 @@
 """The HTTP server: the application on one address, in the event loop of the process."""
 
 import asyncio
+import math
 import socket
 import ssl
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ class HttpServer:
 
     async def close(self, grace_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Accept nothing more, and end; answers that are on their way have this time. Nothing happens twice."""
-        self._server.config.timeout_graceful_shutdown = grace_s
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
         self._server.should_exit = True
         if self._serving is None:
             self._bound.close()
