@@ -188,7 +188,8 @@ class Usage:
 class GeneratePiece:
     """A part of one output.
 
-    The last part of each output, and only that one, has `finish`, `seed`, `usage` and `context`.
+    The last part of each output, and only that one, has `finish`, `seed` and `context`. It has `usage` too, and so has
+    the first part, as far as it is known by then: that of the prompt.
 
     The texts of all parts with one index are the output's text; none ends inside a UTF-8 character. The token ids are
     those that were appended to the context. Parts of several outputs interleave. A slow reader gets fewer and larger
@@ -203,7 +204,7 @@ class GeneratePiece:
     finish: FinishReason | None = None  # why the output ended. None before the last part
     stop_match: str | int | None = None  # the stop string, or the stop or end-of-sequence token, that ended it
     seed: int | None = None  # the seed that repeats this output
-    usage: Usage | None = None  # what the output cost. None before the last part
+    usage: Usage | None = None  # what the output has cost so far. Only in the first and the last part
     context: ContextInfo | None = None  # the context that holds this output, afterwards. None before the last part
 
     def __str__(self) -> str:

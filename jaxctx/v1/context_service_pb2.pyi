@@ -405,7 +405,8 @@ global___GenerateRequest = GenerateRequest
 
 @typing.final
 class GenerateResponse(google.protobuf.message.Message):
-    """A part of one output. The last part of each output, and only that one, has `finish`, `seed`, `usage` and `context`.
+    """A part of one output. The last part of each output, and only that one, has `finish`, `seed` and `context`. It has
+    `usage` too, and so has the first part, as far as it is known by then: that of the prompt.
 
     The texts of one index together are the output's text, and none ends inside a UTF-8 character; the token ids are what
     joined the context. Parts of several outputs interleave. A slow reader gets fewer and larger parts.
@@ -448,7 +449,7 @@ class GenerateResponse(google.protobuf.message.Message):
 
     @property
     def usage(self) -> jaxctx.v1.generation_pb2.Usage:
-        """What the output cost. Unset before the last part."""
+        """What the output has cost so far. Only in the first and the last part."""
 
     @property
     def context(self) -> jaxctx.v1.context_pb2.Context:

@@ -408,9 +408,10 @@ class EngineCore:
         assert output is not None
         self.cache.append(request.context, [int(sampled.tokens[row])])
         self.tokens_generated += 1
+        is_first = output.tokens == output.request.resume_tokens
         piece = output.push(sampled, row)
         if piece.finish is None:
-            request.reply.add_piece(piece)
+            request.reply.add_piece(replace(piece, usage=request.usage()) if is_first else piece)
             return
         self.end(request)
         self.scheduler.observe_output(request)
