@@ -233,9 +233,15 @@ def _unique(values: Sequence[Any]) -> Violations:
         seen.add(value)
 
 
-def _total_bytes(max_total_bytes: int, messages: Sequence[Message]) -> Violations:
-    """Check the size of all texts of a list of messages together. A text that is too large alone is reported alone."""
-    sizes = [utf8_size(value) for message in messages for _, value in message.ListFields() if isinstance(value, str)]
+def _total_bytes(max_total_bytes: int, entries: Sequence[Message | str]) -> Violations:
+    """Check the size of all texts of a list, of texts or messages, together.
+
+    A text that is too large alone is reported alone.
+    """
+    sizes: list[int] = []
+    for entry in entries:
+        texts = [entry] if isinstance(entry, str) else [value for _, value in entry.ListFields()]
+        sizes += [utf8_size(text) for text in texts if isinstance(text, str)]
     if sum(sizes) > max_total_bytes >= max(sizes):
         yield "", f"must be up to {max_total_bytes} bytes together"
 
