@@ -464,6 +464,16 @@ class Snapshot:
     context_id: str  # the context that was saved, perhaps closed by now
     parent_version: int = 0  # the version that it replaced as the latest. 0: none
     labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes
+    attachment_bytes: int = 0  # bytes of its attachment. 0: it has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSnapshotResult:
+    """One version of a snapshot, with what was requested of it."""
+
+    snapshot: Snapshot  # the version
+    attachment: bytes = b""  # its attachment, if that was requested; empty if it has none
+    tokens: Sequence[int] | None = None  # its tokens, buffered ones included. None: they were not requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -656,6 +666,12 @@ class SaveRequest:
     overwrite_version: int | None = None
     ttl: Ttl = Ttl()  # the time to live; without seconds: for ever
     labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes: limits as in CreateContextRequest
+    # Bytes of the caller's that belong to the version, up to 4 MiB. They are as durable as the version, expire and are
+    # deleted with it, and count for the tenant's quota of bytes. Empty: none.
+    attachment: bytes = b""
+    # At most this many versions of the name are kept, the new one included, if the server's limit is not lower. 0: as
+    # many as the server's limit allows.
+    max_versions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,8 @@ from jaxctx.convert.sessions import (
     variable_state_to_proto,
 )
 from jaxctx.convert.snapshots import (
+    get_snapshot_result_from_proto,
+    get_snapshot_result_to_proto,
     open_request_from_proto,
     open_request_to_proto,
     open_response_from_proto,
@@ -196,6 +198,8 @@ __all__ = [
     "generate_request_to_proto",
     "get_context_result_from_proto",
     "get_context_result_to_proto",
+    "get_snapshot_result_from_proto",
+    "get_snapshot_result_to_proto",
     "graph_task_from_proto",
     "graph_task_to_proto",
     "model_from_proto",
