@@ -346,6 +346,10 @@ class Model:
     dtype: str  # numerical type of weights and activations, for example "bfloat16"
     kv_dtype: str  # numerical type of keys and values
     default_max_tokens: int  # `max_tokens` of a GenerateRequest that sets none
+    tool_call_format: str = ""  # how it writes calls of tools, for example "hermes"; empty: not known
+    reasoning_format: str = ""  # how it writes its thoughts, for example "think"; empty: not at all
+    # Marks of these two formats that are special tokens, with their ids.
+    special_markers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,7 @@ from jaxctx.convert.generation import (
     usage_to_proto,
 )
 from jaxctx.convert.models import (
+    engine_model_to_proto,
     model_from_proto,
     model_to_proto,
     rendered_chat_from_proto,
@@ -172,6 +173,7 @@ __all__ = [
     "duration_to_proto",
     "engine_info_from_proto",
     "engine_info_to_proto",
+    "engine_model_to_proto",
     "engine_stats_from_proto",
     "engine_stats_to_proto",
     "engine_status_from_proto",
