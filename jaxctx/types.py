@@ -346,6 +346,10 @@ class Model:
     dtype: str  # numerical type of weights and activations, for example "bfloat16"
     kv_dtype: str  # numerical type of keys and values
     default_max_tokens: int  # `max_tokens` of a GenerateRequest that sets none
+    tool_call_format: str = ""  # how it writes calls of tools, for example "hermes"; empty: not known
+    reasoning_format: str = ""  # how it writes its thoughts, for example "think"; empty: not at all
+    # Marks of these two formats that are special tokens, with their ids.
+    special_markers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,6 +468,16 @@ class Snapshot:
     context_id: str  # the context that was saved, perhaps closed by now
     parent_version: int = 0  # the version that it replaced as the latest. 0: none
     labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes
+    attachment_bytes: int = 0  # bytes of its attachment. 0: it has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSnapshotResult:
+    """One version of a snapshot, with what was requested of it."""
+
+    snapshot: Snapshot  # the version
+    attachment: bytes = b""  # its attachment, if that was requested; empty if it has none
+    tokens: Sequence[int] | None = None  # its tokens, buffered ones included. None: they were not requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -656,6 +670,12 @@ class SaveRequest:
     overwrite_version: int | None = None
     ttl: Ttl = Ttl()  # the time to live; without seconds: for ever
     labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes: limits as in CreateContextRequest
+    # Bytes of the caller's that belong to the version, up to 4 MiB. They are as durable as the version, expire and are
+    # deleted with it, and count for the tenant's quota of bytes. Empty: none.
+    attachment: bytes = b""
+    # At most this many versions of the name are kept, the new one included, if the server's limit is not lower. 0: as
+    # many as the server's limit allows.
+    max_versions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ of the answer before them (`jaxctx.model.text.turns`).
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -63,6 +64,15 @@ class MiddleOfSequence:
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class OutputFormats:
+    """How a model writes calls of tools and its thoughts, by the names of `jaxctx.model.text.tool_calls`."""
+
+    tool_calls: str  # empty: not known
+    reasoning: str  # empty: not at all
+    special_markers: Mapping[str, int]  # marks of these formats that are special tokens, with their ids
+
+
 class TokenizerPool:
     """Tokenizer and chat template of one model. Used on the event loop; threads do what takes long.
 
@@ -72,6 +82,11 @@ class TokenizerPool:
     def __init__(self, text: ModelText, limits: Limits) -> None:
         self._text = text
         self._limits = limits
+        self.formats = OutputFormats(
+            tool_calls="" if text.tool_call_format is None else text.tool_call_format.name,
+            reasoning="" if text.reasoning_format is None else text.reasoning_format.name,
+            special_markers=text.special_markers(),
+        )
         self._template_is_slow = False  # its last rendering took longer than the event loop may be held up
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="jaxctx-text")
         self._long_thread = ThreadPoolExecutor(1, thread_name_prefix="jaxctx-long-text")
