@@ -13,7 +13,7 @@ import pytest
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text import ChatTemplate, ModelText
 from jaxctx.model.text.sandbox import CPU_S
-from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS
+from jaxctx.model.text.tool_calls import REASONING_FORMATS, TOOL_CALL_FORMATS
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import PlanRequest
 from jaxctx_server.tokenizer_pool import (
@@ -156,7 +156,8 @@ async def test_a_hopeless_text_is_refused_before_it_is_tokenised(text: ModelText
 CALLING_TEMPLATE = (
     "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}"
     "{% for message in messages %}[{{ message.role }} {{ message.content }}{{ message.tool_call_id }}"
-    "{% for call in message.tool_calls %}{{ call.id }}:{{ call.function.name }}{{ call.function.arguments.a }}{% endfor %}]{% endfor %}"
+    "{% for call in message.tool_calls %}{{ call.id }}:{{ call.function.name }}{{ call.function.arguments.a }}"
+    "{% endfor %}]{% endfor %}"
     "{% if add_generation_prompt %}[assistant {% endif %}{{ more }}"
 )
 TOOL = '{"type": "function", "function": {"name": "f"}}'
@@ -201,6 +202,17 @@ async def test_a_last_message_that_is_continued_opens_no_answer(text: ModelText,
         ids = await texts.tokens(PlanRequest(messages=chat), before)
         assert text.tokenizer.decode(ids, skip_special_tokens=False) == written
     texts.close()
+
+
+async def test_the_formats_of_a_model(text: ModelText, limits: Limits) -> None:
+    known = replace(
+        text, tool_call_format=TOOL_CALL_FORMATS["hermes"], reasoning_format=REASONING_FORMATS["think_opened"]
+    )
+    for each, names in ((text, ("", "")), (known, ("hermes", "think_opened"))):
+        texts = TokenizerPool(each, limits)
+        assert (texts.formats.tool_calls, texts.formats.reasoning) == names
+        assert texts.formats.special_markers == {}
+        texts.close()
 
 
 async def test_ids_of_calls_are_made_as_the_template_takes_them(text: ModelText, limits: Limits) -> None:

@@ -284,7 +284,10 @@ def test_the_formats_of_calls_and_thoughts(tmp_path: Path) -> None:
 
 
 def test_thoughts_that_the_template_opens(tmp_path: Path) -> None:
-    source = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}{% if add_generation_prompt %}<a><think>\n{% endif %}"
+    source = (
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<a><think>\n{% endif %}"
+    )
     text = load_text(model_dir(tmp_path, config=BIG, tokenizer_config={"chat_template": source}))
     assert text.reasoning_format is not None
     assert text.reasoning_format.name == "think_opened"
