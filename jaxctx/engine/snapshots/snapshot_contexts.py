@@ -127,7 +127,7 @@ class SnapshotContexts:
 
         Raises NotFound (SNAPSHOT_NOT_FOUND) if it is gone.
         """
-        return [int(token) for token in _held(version).tokens()]
+        return np.asarray(_held(version).tokens()).tolist()
 
     # Opening.
 
