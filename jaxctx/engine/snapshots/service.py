@@ -125,7 +125,8 @@ class SnapshotService:
             reader.close()
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
-        found = self._store.list(caller.tenant, prefix, page_token, limit)
+        # A tenant may have thousands of names, which takes too long for the event loop.
+        found = await asyncio.to_thread(self._store.list, caller.tenant, prefix, page_token, limit)
         return [snapshot_info(version, latest=True) for version in found]
 
     async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:

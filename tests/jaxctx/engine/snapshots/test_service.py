@@ -210,3 +210,20 @@ async def test_a_context_is_saved_with_the_buffered_token_that_a_generation_leav
     opened = await other.open(ME, OpenRequest(name="a"))
     assert (opened.resident, opened.restored, opened.computed) == (0, 44, 0)
     assert opened.context.buffered_tokens == 1
+
+
+async def test_counts_and_lists_of_many_names_keep_off_the_event_loop(engine: LocalEngine, monkeypatch: Any) -> None:
+    threads: list[str] = []
+    for name in ("usage", "list"):
+        method = getattr(engine.store, name)
+
+        def noted(*arguments: Any, method: Any = method) -> Any:
+            threads.append(threading.current_thread().name)
+            return method(*arguments)
+
+        monkeypatch.setattr(engine.store, name, noted)
+    context = await filled(engine, [1] * 4)
+    await engine.save(ME, SaveRequest(context_id=context, name="a"))
+    assert [each.name for each in await engine.snapshots(ME, "", "", 10)] == ["a"]
+    assert len(threads) == 2
+    assert threading.current_thread().name not in threads
