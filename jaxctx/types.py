@@ -477,7 +477,7 @@ class GetSnapshotResult:
 
     snapshot: Snapshot  # the version
     attachment: bytes = b""  # its attachment, if that was requested; empty if it has none
-    tokens: Sequence[int] | None = None  # its tokens, buffered ones included. None: they were not requested
+    tokens: TokenIds | None = None  # its tokens, buffered ones included. None: they were not requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -285,25 +285,25 @@ class Client(AsyncCloseable):
         name: str,
         *,
         version: int | None = None,
-        attachment: bool = True,
-        tokens: bool = False,
+        include_attachment: bool = True,
+        include_tokens: bool = False,
         timeout_s: float | None = None,
     ) -> GetSnapshotResult:
-        """One version of a snapshot with its attachment and, with `tokens`, its tokens.
+        """One version of a snapshot with its attachment and, if wanted, its tokens.
 
         Args:
             name: The snapshot's name.
             version: Which version, counted from 1. None: the latest.
-            attachment: Return the attachment; a damaged one raises DataLoss.
-            tokens: Return the tokens, buffered ones included.
+            include_attachment: Return the attachment; a damaged one raises DataLoss.
+            include_tokens: Return the tokens, buffered ones included.
             timeout_s: Deadline in seconds. None: the client's.
         """
         request = requests.build_request(
             snapshot_service_pb2.GetSnapshotRequest,
             name=name,
             version=version,
-            include_attachment=attachment,
-            include_tokens=tokens,
+            include_attachment=include_attachment,
+            include_tokens=include_tokens,
         )
         response = await self._channel.call(self._channel.snapshots.GetSnapshot, request, timeout_s)
         return convert.get_snapshot_result_from_proto(response)

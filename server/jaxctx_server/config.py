@@ -133,7 +133,7 @@ class ServeConfig:
     max_snapshots_per_tenant: Annotated[int | None, within(1, MANY)] = 10_000
     """Versions of snapshots that a tenant may have. None: no limit."""
     max_snapshot_bytes_per_tenant: Annotated[int | None, within(1, 2**50)] = None
-    """Size of them all, pages that they share counted in each. None: no limit."""
+    """Size of them all: pages, those that they share counted in each, and attachments. None: no limit."""
 
     dispatch_task_groups: bool = True
     """Of programs: place calls that feed one consumer together."""

@@ -112,6 +112,11 @@ PAIRS = [
         message=context_service_pb2.GenerateRequest,
         unset={"n": 1, "sampling": types.SamplingParams()},
     ),
+    Pair(
+        kind=types.GetSnapshotResult,
+        message=snapshot_service_pb2.GetSnapshotResponse,
+        always_sent=frozenset({"snapshot"}),
+    ),
     Pair(kind=types.SaveRequest, message=snapshot_service_pb2.SaveRequest, unset={"ttl": types.Ttl()}),
     Pair(
         kind=types.OpenRequest,

@@ -394,7 +394,7 @@ class FakeEngine:
         return GetSnapshotResult(
             snapshot=replace(SNAPSHOT, expiry=None, labels={}),
             attachment=b"attached\x00\xff" if include_attachment else b"",
-            tokens=[5, 6, 7] if include_tokens else None,
+            tokens=TokenIds(ids=[5, 6, 7]) if include_tokens else None,
         )
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:

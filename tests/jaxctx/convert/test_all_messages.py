@@ -190,6 +190,12 @@ CONVERSIONS = [
         convert.generate_request_to_proto,
     ),
     Conversion(
+        types.GetSnapshotResult,
+        snapshot_service_pb2.GetSnapshotResponse,
+        convert.get_snapshot_result_from_proto,
+        convert.get_snapshot_result_to_proto,
+    ),
+    Conversion(
         types.SaveRequest,
         snapshot_service_pb2.SaveRequest,
         convert.save_request_from_proto,

@@ -203,6 +203,8 @@ TABLE: dict[str, dict[str, Any]] = {
         "overwrite_version": VERSION,
         "ttl": TTL,
         "labels": LABELS,
+        "attachment": [b"x" * ((4 << 20) + 1)],
+        "max_versions": [-1],
     },
     "OpenRequest": {
         "name": NAME,
@@ -223,7 +225,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "pin_for": DURATION,
         "ttl": TTL,
     },
-    "GetSnapshotRequest": {"name": NAME, "version": VERSION},
+    "GetSnapshotRequest": {"name": NAME, "version": VERSION, "include_attachment": ANY, "include_tokens": ANY},
     "ListSnapshotsRequest": {"prefix": ["p" * 101], "limit": LIMIT, "page_token": PAGE_TOKEN},
     "ListSnapshotVersionsRequest": {
         "name": NAME,
