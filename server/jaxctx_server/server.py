@@ -25,12 +25,14 @@ from jaxctx_server.errors import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, OK, Star
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ProgramSettings, ServerLifecycle, ServingState
+from jaxctx_server.metrics.server_metrics import ServerMetrics
 from jaxctx_server.progress import Progress, progress_shown
 from jaxctx_server.validate import Limits
 
 if TYPE_CHECKING:
     from jaxctx.engine.engine import LocalEngine
     from jaxctx.model.text import ModelText
+    from jaxctx_server.otel import OtelTracer
 
 log = logging.getLogger("jaxctx.server")
 LAST_MESSAGES_S = 5.0  # for messages that are on their way when all work is done
@@ -74,8 +76,16 @@ class Server:
         self._err = err
         self._started = time.monotonic()
         self._lifecycle = ServerLifecycle()
+        self._metrics = ServerMetrics(self._lifecycle, config.role)
+        self._tracer = make_tracer(config)
         self._grpc = make_server(
-            self._lifecycle, keys, max_calls=config.max_calls, cluster=cluster, is_router=config.role == "router"
+            self._lifecycle,
+            keys,
+            max_calls=config.max_calls,
+            cluster=cluster,
+            is_router=config.role == "router",
+            metrics=self._metrics,
+            tracer=self._tracer,
         )
         self._addresses: list[str] = []  # with their real ports
         self._watching_keys: asyncio.Task[None] | None = None
@@ -116,6 +126,8 @@ class Server:
                 task.cancel()
         self._lifecycle.stop()
         await self._grpc.stop(0)
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         if self._config.unix_socket is not None:
             self._config.unix_socket.unlink(missing_ok=True)
 
@@ -162,6 +174,17 @@ class Server:
             window=None if engine is None else engine.attention_window,
         )
         print(text, file=self._out, flush=True)
+
+
+def make_tracer(config: ServeConfig) -> "OtelTracer | None":
+    """What traces calls; None without --otlp-endpoint. Raises StartError for a bad URL or without OpenTelemetry."""
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from jaxctx_server.otel import otlp_tracer
+    except ImportError as error:
+        raise StartError("--otlp-endpoint: needs OpenTelemetry: pip install 'jaxctx[otel]'") from error
+    return otlp_tracer(config.otlp_endpoint, config.host, {"grpc": config.grpc_port})
 
 
 def program_settings(config: ServeConfig) -> ProgramSettings:

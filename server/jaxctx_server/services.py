@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from jaxctx_server.lifecycle import ServerLifecycle
+from jaxctx_server.metrics.generations import GenerationMetrics
 from jaxctx_server.router.context_service import RouterContextService
 from jaxctx_server.router.engines import RouterEngines
 from jaxctx_server.router.forwarding import Forwarder
@@ -43,15 +44,25 @@ class Services:
     engines: EngineService
 
     @classmethod
-    def make(cls, lifecycle: ServerLifecycle, clock: Callable[[], float], cluster_key: str, *, is_router: bool) -> Self:
-        """The services of a server. `clock` is that of deadlines, `cluster_key` the cluster's secret ("": none)."""
+    def make(
+        cls,
+        lifecycle: ServerLifecycle,
+        clock: Callable[[], float],
+        cluster_key: str,
+        *,
+        is_router: bool,
+        generations: GenerationMetrics | None = None,
+    ) -> Self:
+        """The services of a server. `clock` is that of deadlines, `cluster_key` the cluster's secret ("": none);
+        `generations` is where outputs are counted.
+        """
         engines, placements = RouterEngines(lifecycle), PlacementTable()
         migrator = Migrator(engines, placements, clock)
         registration = EngineRegistration(lifecycle, migrator, clock, cluster_key)
         sessions, admin = LocalSessionService(lifecycle), LocalAdminService(lifecycle)
         if not is_router:
             return cls(
-                contexts=LocalContextService(lifecycle),
+                contexts=LocalContextService(lifecycle, generations),
                 snapshots=LocalSnapshotService(lifecycle),
                 models=LocalModelService(lifecycle),
                 sessions=sessions,
@@ -63,7 +74,7 @@ class Services:
         lister = Lister(engines, forwarder)
         watcher = Watcher(lifecycle, engines, placements)
         return cls(
-            contexts=RouterContextService(forwarder, lister, planner, watcher, placements),
+            contexts=RouterContextService(forwarder, lister, planner, watcher, placements, generations),
             snapshots=RouterSnapshotService(forwarder, lister, placements),
             models=RouterModelService(forwarder, lister),
             sessions=sessions,

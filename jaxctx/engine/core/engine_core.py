@@ -98,6 +98,7 @@ class EngineCore:
         self.draining = False
         self.steps = 0
         self.tokens_generated = 0
+        self.prompt_tokens = 0  # that fills and forwards appended
         self._events: deque[SchedulerEvent] = deque()  # returned by the scheduler, not carried out yet
 
     # Requests.
@@ -109,6 +110,7 @@ class EngineCore:
         context = self._context_to_append(caller, context_id, tokens)
         self.cache.append(context, tokens)
         if defer or context.length == 0 or not (context.buffered_tokens or context.suspended):
+            self.prompt_tokens += len(tokens)
             self.lifecycle.notify_changed(context)
             return FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context))
         return self._submit(Request(context, caller, reply, appended_tokens=len(tokens)))
@@ -202,6 +204,7 @@ class EngineCore:
             if request.appended_tokens:
                 truncate(self.cache, context, request.appended_tokens)
             raise
+        self.prompt_tokens += request.appended_tokens
         self._carry_out_events(events)
         self.lifecycle.notify_changed(context)
         return request
@@ -462,4 +465,9 @@ class EngineCore:
             expired=self.lifecycle.expired,
             tokens_drafted=scheduler.tokens_drafted,
             tokens_accepted=scheduler.tokens_accepted,
+            tokens_queried=scheduler.tokens_queried,
+            prompt_tokens=self.prompt_tokens,
+            requests_admitted=scheduler.requests_admitted,
+            queue_seconds=scheduler.queue_seconds,
+            step_seconds=scheduler.step_seconds,
         )

@@ -8,6 +8,7 @@ import grpc
 
 from jaxctx.engine.interface import Caller
 from jaxctx_server.auth import Key
+from jaxctx_server.call_record import current_record
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 CURRENT_KEY: ContextVar[Key] = ContextVar("key")  # of the call that the running task serves; set by the interceptor
@@ -22,7 +23,8 @@ class CallerFactory:
         self._clock = clock
 
     def caller(self, context: Context) -> Caller:
-        """Tenant and deadline of the running call."""
+        """Tenant, deadline and trace of the running call."""
         remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
         deadline = self._clock() + (MAX_DEADLINE_S if remaining_s is None else remaining_s)
-        return Caller(tenant=CURRENT_KEY.get().tenant, deadline=deadline)
+        traceparent = current_record().traceparent
+        return Caller(tenant=CURRENT_KEY.get().tenant, deadline=deadline, traceparent=traceparent)

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from jaxctx import rpc
-from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER
+from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER, TRACEPARENT_HEADER
 from jaxctx.errors import InvalidArgument, JaxctxError
 from jaxctx_server.grpc.caller import CURRENT_KEY, Context
 from jaxctx_server.service.pipeline import Call, CallMetadata, CallPipeline
@@ -122,6 +122,7 @@ def call_metadata(method: str, context: Context) -> CallMetadata:
         request_id=header(context, REQUEST_ID_HEADER),
         tenant=header(context, TENANT_HEADER),
         incarnation=header(context, INCARNATION_HEADER),
+        traceparent=header(context, TRACEPARENT_HEADER),
     )
 
 

@@ -15,6 +15,7 @@ from jaxctx.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server
 from jaxctx.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_server
 from jaxctx.v1.snapshot_service_pb2_grpc import add_SnapshotServiceServicer_to_server
 from jaxctx_server.auth import Key
+from jaxctx_server.call_trace import CallTracer
 from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.grpc.admin_service import AdminServicer
 from jaxctx_server.grpc.caller import CallerFactory
@@ -27,6 +28,7 @@ from jaxctx_server.grpc.session_service import SessionServicer
 from jaxctx_server.grpc.snapshot_service import SnapshotServicer
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ServerLifecycle
+from jaxctx_server.metrics.server_metrics import ServerMetrics
 from jaxctx_server.service.pipeline import CallPipeline
 from jaxctx_server.service.request_reader import RequestReader
 from jaxctx_server.services import Services
@@ -65,15 +67,27 @@ def make_server(
     clock: Callable[[], float] = time.monotonic,
     cluster: Cluster = ALONE,
     is_router: bool = False,
+    metrics: ServerMetrics | None = None,
+    tracer: CallTracer | None = None,
 ) -> grpc.aio.Server:
     """A server without addresses, not started. Must be called on the event loop that will run it.
 
     `clock` is the engine's clock of deadlines. `is_router`: engines elsewhere answer what needs a model.
+    `metrics` counts its calls and outputs; `tracer` makes spans of its calls, None: nobody does.
     """
+    if metrics is None:
+        metrics = ServerMetrics(lifecycle, "router" if is_router else "both")
     reader = RequestReader(lifecycle)
-    pipeline = CallPipeline(KeyStore.of(keys), reader, max_calls=max_calls, incarnation=cluster.incarnation)
+    pipeline = CallPipeline(
+        KeyStore.of(keys),
+        reader,
+        max_calls=max_calls,
+        incarnation=cluster.incarnation,
+        metrics=metrics.calls,
+        tracer=tracer,
+    )
     server = grpc.aio.server(interceptors=[CallInterceptor(pipeline)], options=options(max_calls))
-    services = Services.make(lifecycle, clock, cluster.key, is_router=is_router)
+    services = Services.make(lifecycle, clock, cluster.key, is_router=is_router, generations=metrics.generations)
     callers = CallerFactory(clock)
     add_ContextServiceServicer_to_server(ContextServicer(services.contexts, callers), server)
     add_SnapshotServiceServicer_to_server(SnapshotServicer(services.snapshots, callers), server)
