@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client import Metric as Family
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 import jaxctx
@@ -20,6 +21,7 @@ from jaxctx_server.metrics.generations import GenerationMetrics
 from jaxctx_server.metrics.vllm import vllm_families
 
 ROUTER = "router"
+OPENMETRICS = "application/openmetrics-text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,7 @@ class ServerMetrics:
         async with self._rendering:
             engines = await self._engines()
             self._families.families = list(self._collect(engines))
-            encode, content_type = choose_encoder(accept)
-            body = await asyncio.to_thread(encode, self._registry)
-            return Exposition(body, content_type)
+            return await asyncio.to_thread(write_text, self._registry, accept)
 
     async def _engines(self) -> Sequence[EngineLoad]:
         """The engine of this process as it is, or those of a router as of their last heartbeats."""
@@ -80,7 +80,7 @@ class ServerMetrics:
         yield from self.generations.families()
         yield from load_families(engines)
         if is_router:
-            yield from self._router_families(len(engines))
+            yield from self._router_families()
             return
         for engine in engines:  # there is at most one
             yield from counter_families(engine.engine_id, engine.stats)
@@ -99,18 +99,29 @@ class ServerMetrics:
             family.add_metric([state.value], int(self._lifecycle.state is state))
         return family
 
-    def _router_families(self, engines: int) -> Iterable[Family]:
-        answering = table.ENGINES.gauge()
-        answering.add_metric([], engines)
-        lost = table.ENGINES_LOST.counter()
-        lost.add_metric([], self._engines_lost())
+    def _router_families(self) -> Iterable[Family]:
+        answering, lost = table.ENGINES.gauge(), table.ENGINES_LOST.counter()
+        try:
+            registry = self._lifecycle.served().engines
+        except JaxctxError:  # the router has not begun to serve, or has stopped
+            pass
+        else:
+            answering.add_metric([], len(registry.handles))
+            lost.add_metric([], registry.lost)
         yield from (answering, lost)
 
-    def _engines_lost(self) -> int:
-        try:
-            return self._lifecycle.served().engines.lost
-        except JaxctxError:  # the router has not begun to serve, or has stopped
-            return 0
+
+def write_text(registry: CollectorRegistry, accept: str) -> Exposition:
+    """The metrics as text, in the format that an Accept header asks for.
+
+    Not by prometheus_client's `choose_encoder`: for OpenMetrics it replaces the colons in the names of vLLM. All names
+    here are valid in every format, so that none needs to be escaped.
+    """
+    media_types = [each.partition(";")[0].strip().lower() for each in accept.split(",")]
+    if OPENMETRICS not in media_types:
+        return Exposition(generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
+    body = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)
+    return Exposition(body, f"{OPENMETRICS}; version=1.0.0; charset=utf-8")
 
 
 class CollectedFamilies(Collector):

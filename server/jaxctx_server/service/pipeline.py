@@ -34,6 +34,10 @@ from jaxctx_server.service.request_reader import RequestReader
 
 log = logging.getLogger("jaxctx.calls")
 MAX_OPEN_CALLS = 64  # calls at once of methods that need no key
+# Methods whose calls have no span: probes, and what a router asks its engines at every heartbeat.
+UNTRACED = frozenset(
+    ("/jaxctx.v1.AdminService/GetStats", *(method for method, role in METHODS.items() if role is Role.ANYONE)),
+)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
 
@@ -168,9 +172,9 @@ class CallPipeline:
         call.request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 
     def _trace(self, call: Call) -> None:
-        """Begin the call's span, unless it needs no key. Without a tracer the caller's trace context goes on."""
+        """Begin the call's span. Without one, the caller's trace context goes on to calls on behalf of this one."""
         traceparent = call.metadata.traceparent
-        if self._tracer is not None and METHODS[call.metadata.method] is not Role.ANYONE:
+        if self._tracer is not None and call.metadata.method not in UNTRACED:
             call.span = self._tracer.start(
                 call.metadata.method,
                 transport=call.metadata.transport,
