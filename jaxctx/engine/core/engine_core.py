@@ -10,6 +10,7 @@ sends the next step to the device; `process_output` applies a step's results whe
 """
 
 import logging
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -379,8 +380,10 @@ class EngineCore:
                     self._take_forward_answers(scheduled, logits, sampled)
                 elif scheduled.output_positions:
                     self._take_samples(scheduled, sampled)
-            except Exception:  # of one request's text or reply; its neighbours must not notice
-                log.exception("a request failed")
+            except Exception as exception:  # of one request's text or reply; its neighbours must not notice
+                # Without the exception's message, which may quote the request.
+                stack = "".join(traceback.format_tb(exception.__traceback__))
+                log.error("a request failed with %s:\n%s", type(exception).__name__, stack)
                 self.fail(request, errors.Internal("this request failed inside the server"))
 
     def _take_forward_answers(self, scheduled: ScheduledRequest, logits: Any, sampled: Sampled) -> None:
