@@ -13,7 +13,7 @@ from jaxctx import aio, decoding, errors
 from jaxctx.client._sync.client import Client
 from jaxctx.client._sync.context import Context, Stream
 from jaxctx.client._sync.session import Session, Variable
-from jaxctx.client.options import ForwardOutputOptions, GenerateOptions, SamplingOptions
+from jaxctx.client.options import ChatOptions, ForwardOutputOptions, GenerateOptions, SamplingOptions
 from jaxctx.client.streams import Completion, Piece
 from jaxctx.client.templates import Call, Input, Output, Template, semantic
 from jaxctx.errors import JaxctxError
@@ -54,6 +54,7 @@ from jaxctx.types import (
 
 __all__ = [
     "Call",
+    "ChatOptions",
     "Client",
     "Comparison",
     "Completion",

@@ -580,6 +580,9 @@ class GenerateRequest:
     # length and less than `max_tokens`; needs n = 1. 0: a new output. FAILED_PRECONDITION if these tokens end the
     # output already.
     resume_tokens: int = 0
+    # Keep the text of special tokens in the output's text, for example "[TOOL_CALLS]". The text of the token that ends
+    # the output is left out unless `include_stop` keeps it.
+    include_special_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

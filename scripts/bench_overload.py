@@ -176,7 +176,7 @@ def server(command: str) -> Iterator[tuple[str, dict[str, str]]]:
         lines = [f"{tenant}:{hashlib.sha256(key.encode()).hexdigest()}:{tenant}" for tenant, key in keys.items()]
         (path := Path(folder) / "keys").write_text("\n".join(lines) + "\n")
         socket = f"{folder}/socket"
-        arguments = ["--grpc-port", "0", "--unix-socket", socket, "--keys", str(path)]
+        arguments = ["--grpc-port", "0", "--http-port", "0", "--unix-socket", socket, "--keys", str(path)]
         process = subprocess.Popen(shlex.split(command) + arguments, stdout=log, stderr=subprocess.STDOUT)
         try:
             _wait_until_ready(process, f"unix:{socket}", log)

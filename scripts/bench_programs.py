@@ -6,7 +6,7 @@
 Needs a running server with at least 16 contexts of 3,000 tokens. The client makes each call as a context of its own
 (create with the whole prompt, complete, close) and waits for the text before the next; the program submits all calls
 and reads the last variable. With `--own-url` a client also drives the same calls by the OpenAI API (`/v1/completions`;
-needs the extra [bench]) through `jaxctx-serve http` to our server, and with `--peer-url` against another
+needs the extra [bench]) of our server, and with `--peer-url` of another
 server, of the same model. `--delays` are seconds that every exchange with the server takes besides: once a call for
 the client; for a program once for all submissions, which go together, and once for the reading. All are greedy, and of
 equal lengths and texts: in every round first the client, then those by the OpenAI API, then the program, as the server
@@ -191,7 +191,7 @@ async def measure(target: str, rounds: int, delays: list[float], *, only: str = 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="?", default="127.0.0.1:50051")
-    parser.add_argument("--own-url", default="", help="a gateway to our server, as http://127.0.0.1:8000")
+    parser.add_argument("--own-url", default="", help="our server, as http://127.0.0.1:8000")
     parser.add_argument("--peer-url", default="", help="another server, as http://127.0.0.1:8000")
     parser.add_argument("--only", default="", help="the workload whose name begins so")
     parser.add_argument("--rounds", type=int, default=3)

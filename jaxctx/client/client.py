@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import grpc
 
@@ -11,6 +12,7 @@ from jaxctx import convert
 from jaxctx.client import requests
 from jaxctx.client.channel import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, AsyncCloseable, Channel
 from jaxctx.client.context import Context
+from jaxctx.client.options import ChatOptions
 from jaxctx.client.session import Session
 from jaxctx.errors import JaxctxError
 from jaxctx.types import (
@@ -60,8 +62,9 @@ class Client(AsyncCloseable):
         text: str | None = None,
         *,
         tokens: Sequence[int] | None = None,
-        messages: Sequence[dict[str, str]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
+        chat_options: ChatOptions | None = None,
         add_special_tokens: bool | None = None,
         context_id: str | None = None,
         model_id: str | None = None,
@@ -80,9 +83,10 @@ class Client(AsyncCloseable):
         If filling fails, the context is closed again.
 
         Args:
-            text: As in `Context.fill`, like `tokens`, `messages`, `add_generation_prompt` and `add_special_tokens`.
+            text: As in `Context.fill`, like `tokens`, `messages`, `chat_options` and the two flags.
             tokens: Token ids.
             messages: Messages for the model's chat template.
+            chat_options: Tools and other options of `messages`.
             add_generation_prompt: Whether `messages` end with what opens an answer of the assistant.
             add_special_tokens: Whether the tokenizer adds its special tokens to `text`.
             context_id: Chosen by the caller so that a retry is safe (a second request of the same id raises
@@ -122,6 +126,7 @@ class Client(AsyncCloseable):
                 tokens=tokens,
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
+                chat_options=chat_options,
                 add_special_tokens=add_special_tokens,
                 timeout_s=timeout_s,
             )
@@ -176,8 +181,9 @@ class Client(AsyncCloseable):
         model_id: str = "",
         salt: str = "",
         tokens: Sequence[int] | None = None,
-        messages: Sequence[dict[str, str]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
+        chat_options: ChatOptions | None = None,
         add_special_tokens: bool | None = None,
         timeout_s: float | None = None,
     ) -> PlanResult:
@@ -185,7 +191,9 @@ class Client(AsyncCloseable):
 
         `model_id` and `salt` are those of the new context; the other arguments are those of `Context.fill`.
         """
-        content = requests.content_fields(text, tokens, messages, add_generation_prompt, add_special_tokens)
+        content = requests.content_fields(
+            text, tokens, messages, add_generation_prompt, add_special_tokens, chat_options
+        )
         request = requests.build_request(context_service_pb2.PlanRequest, model_id=model_id, salt=salt, **content)
         response = await self._channel.call(self._channel.contexts.Plan, request, timeout_s)
         return convert.plan_result_from_proto(response)
@@ -426,16 +434,18 @@ class Client(AsyncCloseable):
 
     async def apply_chat_template(
         self,
-        messages: Sequence[dict[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         model_id: str = "",
         add_generation_prompt: bool | None = None,
+        chat_options: ChatOptions | None = None,
         timeout_s: float | None = None,
     ) -> RenderedChat:
         """The text and tokens that the model's chat template makes of messages.
 
         Args:
-            messages: 1 to 1024 messages in order; at most 2 MiB together.
+            messages: 1 to 1024 messages in order, as in `Context.fill`; at most 2 MiB together.
+            chat_options: Tools and other options of `messages`.
             model_id: The model. One without a template raises FailedPrecondition (NO_CHAT_TEMPLATE).
             add_generation_prompt: Whether to end with what opens an answer of the assistant. None: if the last role is
                 "user" or "tool".
@@ -444,7 +454,7 @@ class Client(AsyncCloseable):
         request = requests.build_request(
             model_service_pb2.ApplyChatTemplateRequest,
             model_id=model_id,
-            messages=requests.chat_fields(messages, add_generation_prompt),
+            messages=requests.chat_fields(messages, add_generation_prompt, chat_options),
         )
         response = await self._channel.call(self._channel.models.ApplyChatTemplate, request, timeout_s)
         return convert.rendered_chat_from_proto(response)

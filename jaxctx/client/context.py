@@ -13,7 +13,7 @@ import grpc
 from jaxctx import convert
 from jaxctx.client import requests
 from jaxctx.client.channel import AsyncCloseable, Channel, RequestT, ResponseT
-from jaxctx.client.options import ForwardOutputOptions, GenerateOptions
+from jaxctx.client.options import ChatOptions, ForwardOutputOptions, GenerateOptions
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, join_pieces, piece_from_proto
 from jaxctx.errors import JaxctxError, NotFound
 from jaxctx.types import (
@@ -108,8 +108,9 @@ class Context(AsyncCloseable):
         *,
         defer: bool = False,
         tokens: Sequence[int] | None = None,
-        messages: Sequence[dict[str, str]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
+        chat_options: ChatOptions | None = None,
         add_special_tokens: bool | None = None,
         timeout_s: float | None = None,
     ) -> FillResult:
@@ -122,13 +123,18 @@ class Context(AsyncCloseable):
             defer: Only buffer the tokens; the next operation that computes takes them along.
             tokens: Token ids, used as they are.
             messages: Messages, written by the model's chat template; in a context that has tokens, as the next turns.
+                Keys of each: `role`, `content`, and if need be `name`, `tool_calls` (a list of dicts with `id`, `name`
+                and `arguments`, which is a dict or JSON text), `tool_call_id` and `reasoning`.
+            chat_options: Tools and other options of `messages`.
             add_generation_prompt: Whether `messages` end with what opens an answer of the assistant. None: if the last
                 role is "user" or "tool".
             add_special_tokens: Whether the tokenizer adds its special tokens (beginning of sequence) to `text`. None:
                 if the context is empty.
             timeout_s: Deadline in seconds. None: the client's.
         """
-        content = requests.content_fields(text, tokens, messages, add_generation_prompt, add_special_tokens)
+        content = requests.content_fields(
+            text, tokens, messages, add_generation_prompt, add_special_tokens, chat_options
+        )
         request = requests.build_request(context_service_pb2.FillRequest, context_id=self.id, defer=defer, **content)
         response = await self._write(self._channel.contexts.Fill, request, timeout_s)
         result = convert.fill_result_from_proto(response)
@@ -369,13 +375,16 @@ class Context(AsyncCloseable):
         text: str | None = None,
         *,
         tokens: Sequence[int] | None = None,
-        messages: Sequence[dict[str, str]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
+        chat_options: ChatOptions | None = None,
         add_special_tokens: bool | None = None,
         timeout_s: float | None = None,
     ) -> PlanResult:
         """What `fill` with the same arguments would find in the cache and need, without doing it."""
-        content = requests.content_fields(text, tokens, messages, add_generation_prompt, add_special_tokens)
+        content = requests.content_fields(
+            text, tokens, messages, add_generation_prompt, add_special_tokens, chat_options
+        )
         request = requests.build_request(context_service_pb2.PlanRequest, context_id=self.id, **content)
         response = await self._channel.call(self._channel.contexts.Plan, request, timeout_s)
         return convert.plan_result_from_proto(response)

@@ -6,11 +6,11 @@ What is not given, or None, is not sent: the server then uses its default. Field
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from jaxctx.types import Criterion
 
-__all__ = ["CallOutputOptions", "ForwardOutputOptions", "GenerateOptions", "SamplingOptions"]
+__all__ = ["CallOutputOptions", "ChatOptions", "ForwardOutputOptions", "GenerateOptions", "SamplingOptions"]
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -47,6 +47,19 @@ class GenerateOptions(SamplingOptions, total=False):
     include_stop: bool | None  # keep the matched stop string in the text
     # Resume an output whose last so many tokens are already in the context. Default: 0 (a new output).
     resume_tokens: int | None
+    include_special_tokens: bool | None  # keep the text of special tokens in the output's text
+
+
+class ChatOptions(TypedDict, total=False):
+    """Options of messages for the model's chat template: see the message ChatMessages."""
+
+    # Tools that the model may call, up to 128: {"type": "function", "function": {"name": ..., "description": ...,
+    # "parameters": ...}} each, as a dict or as JSON text.
+    tools: Sequence[Mapping[str, Any] | str] | None
+    # Further variables of the template, such as `enable_thinking`: a dict or JSON text.
+    template_arguments: Mapping[str, Any] | str | None
+    # Leave the last message, which is the assistant's, open so that the model continues it.
+    continue_final_message: bool | None
 
 
 class CallOutputOptions(SamplingOptions, total=False):

@@ -6,6 +6,7 @@ bits, a lone surrogate. Such a value raises InvalidArgument with the path of its
 Protobuf's errors do not name the field, so its path is searched afterwards, in the message's descriptor.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -15,7 +16,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.client.options import ForwardOutputOptions, SamplingOptions
+from jaxctx.client.options import ChatOptions, ForwardOutputOptions, SamplingOptions
 from jaxctx.errors import InvalidArgument
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -98,9 +99,10 @@ def labels_fields(labels: Mapping[str, str] | None) -> dict[str, Any] | None:
 def content_fields(
     text: str | None,
     tokens: Sequence[int] | None,
-    messages: Sequence[dict[str, str]] | None,
+    messages: Sequence[Mapping[str, Any]] | None,
     add_generation_prompt: bool | None,
     add_special_tokens: bool | None,
+    chat_options: ChatOptions | None = None,
 ) -> dict[str, Any]:
     """The fields of what a Fill appends or a Plan plans to: exactly one of text, tokens and messages, and its flag.
 
@@ -115,14 +117,70 @@ def content_fields(
     return {
         "text": text,
         "tokens": None if tokens is None else {"ids": tokens},
-        "messages": None if messages is None else chat_fields(messages, add_generation_prompt),
+        "messages": None if messages is None else chat_fields(messages, add_generation_prompt, chat_options),
         "add_special_tokens": add_special_tokens,
     }
 
 
-def chat_fields(messages: Sequence[dict[str, str]], add_generation_prompt: bool | None) -> dict[str, Any]:
-    """The fields of a ChatMessages message."""
-    return {"messages": messages, "add_generation_prompt": add_generation_prompt}
+def chat_fields(
+    messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool | None, chat_options: ChatOptions | None
+) -> dict[str, Any]:
+    """The fields of a ChatMessages message. What is JSON there may be given as Python's objects too.
+
+    Raises InvalidArgument for an object that JSON cannot hold.
+    """
+    options = chat_options or {}
+    unknown = options.keys() - ChatOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown chat options: {', '.join(sorted(map(str, unknown)))}")
+    fields: dict[str, Any] = {
+        "messages": _chat_messages(messages),
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": options.get("continue_final_message"),
+    }
+    tools, arguments = options.get("tools"), options.get("template_arguments")
+    if tools is not None:
+        if not isinstance(tools, (list, tuple)):
+            raise InvalidArgument.field("tools", "must be a list")
+        fields["tools"] = [json_text(f"tools[{place}]", tool) for place, tool in enumerate(tools)]
+    if arguments is not None:
+        fields["template_arguments"] = json_text("template_arguments", arguments)
+    return fields
+
+
+def _chat_messages(messages: Sequence[Mapping[str, Any]]) -> Any:
+    """The fields of ChatMessage messages."""
+    if not isinstance(messages, (list, tuple)):
+        return messages  # the constructor says what is wrong with it
+    return [_message_fields(f"messages[{place}]", message) for place, message in enumerate(messages)]
+
+
+def _message_fields(path: str, message: Mapping[str, Any]) -> Any:
+    """The fields of a ChatMessage message."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(calls, (list, tuple)):
+        return message  # as it is; if it is no message, the constructor says so
+    return {
+        **message,
+        "tool_calls": [_tool_call_fields(f"{path}.tool_calls[{place}]", call) for place, call in enumerate(calls)],
+    }
+
+
+def _tool_call_fields(path: str, call: Any) -> Any:
+    """The fields of a ToolCall message."""
+    if not isinstance(call, dict) or call.get("arguments") is None:
+        return call
+    return {**call, "arguments": json_text(f"{path}.arguments", call["arguments"])}
+
+
+def json_text(path: str, value: object) -> str:
+    """A value as JSON; a text is JSON already. Raises InvalidArgument, with this path, for what JSON cannot hold."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument.field(path, "must be JSON") from error
 
 
 def output_fields(options: Mapping[str, Any], options_class: type) -> dict[str, Any]:

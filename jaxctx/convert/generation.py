@@ -165,6 +165,7 @@ def generate_request_from_proto(message: context_service_pb2.GenerateRequest) ->
         ignore_eos=message.ignore_eos,
         include_stop=message.include_stop,
         resume_tokens=message.resume_tokens,
+        include_special_tokens=message.include_special_tokens,
     )
 
 
@@ -183,4 +184,5 @@ def generate_request_to_proto(value: GenerateRequest) -> context_service_pb2.Gen
         ignore_eos=value.ignore_eos,
         include_stop=value.include_stop,
         resume_tokens=value.resume_tokens,
+        include_special_tokens=value.include_special_tokens,
     )

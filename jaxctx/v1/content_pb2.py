@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from jaxctx.v1 import rules_pb2 as jaxctx_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17jaxctx/v1/content.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"5\n\x08TokenIds\x12)\n\x03ids\x18\x01 \x03(\x05\x42\x1c\xf2\xd0*\x18\x38\x01`\x01r\x12max_context_tokens\"A\n\x0b\x43hatMessage\x12\x16\n\x04role\x18\x01 \x01(\tB\x08\xf2\xd0*\x04@\x01H@\x12\x1a\n\x07\x63ontent\x18\x02 \x01(\tB\t\xf2\xd0*\x05H\x80\x80\x80\x01\"\x87\x01\n\x0c\x43hatMessages\x12\x39\n\x08messages\x18\x01 \x03(\x0b\x32\x16.jaxctx.v1.ChatMessageB\x0f\xf2\xd0*\x0b`\x01h\x80\x08\x80\x01\x80\x80\x80\x01\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_promptb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17jaxctx/v1/content.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"5\n\x08TokenIds\x12)\n\x03ids\x18\x01 \x03(\x05\x42\x1c\xf2\xd0*\x18\x38\x01`\x01r\x12max_context_tokens\"V\n\x08ToolCall\x12\x13\n\x02id\x18\x01 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x17\n\x04name\x18\x02 \x01(\tB\t\xf2\xd0*\x05@\x01H\x80\x02\x12\x1c\n\targuments\x18\x03 \x01(\tB\t\xf2\xd0*\x05H\x80\x80\x80\x01\"\xc7\x01\n\x0b\x43hatMessage\x12\x16\n\x04role\x18\x01 \x01(\tB\x08\xf2\xd0*\x04@\x01H@\x12\x1a\n\x07\x63ontent\x18\x02 \x01(\tB\t\xf2\xd0*\x05H\x80\x80\x80\x01\x12\x15\n\x04name\x18\x03 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x30\n\ntool_calls\x18\x04 \x03(\x0b\x32\x13.jaxctx.v1.ToolCallB\x07\xf2\xd0*\x03h\x80\x01\x12\x1d\n\x0ctool_call_id\x18\x05 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x1c\n\treasoning\x18\x06 \x01(\tB\t\xf2\xd0*\x05H\x80\x80\x80\x01\"\xf0\x01\n\x0c\x43hatMessages\x12\x39\n\x08messages\x18\x01 \x03(\x0b\x32\x16.jaxctx.v1.ChatMessageB\x0f\xf2\xd0*\x0b`\x01h\x80\x08\x80\x01\x80\x80\x80\x01\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12!\n\x05tools\x18\x03 \x03(\tB\x12\xf2\xd0*\x0e@\x01H\x80\x80@h\x80\x01\x80\x01\x80\x80@\x12$\n\x12template_arguments\x18\x04 \x01(\tB\x08\xf2\xd0*\x04H\x80\x80\x04\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\x42\x18\n\x16_add_generation_promptb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +34,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TOKENIDS'].fields_by_name['ids']._loaded_options = None
   _globals['_TOKENIDS'].fields_by_name['ids']._serialized_options = b'\362\320*\0308\001`\001r\022max_context_tokens'
+  _globals['_TOOLCALL'].fields_by_name['id']._loaded_options = None
+  _globals['_TOOLCALL'].fields_by_name['id']._serialized_options = b'\362\320*\003H\200\002'
+  _globals['_TOOLCALL'].fields_by_name['name']._loaded_options = None
+  _globals['_TOOLCALL'].fields_by_name['name']._serialized_options = b'\362\320*\005@\001H\200\002'
+  _globals['_TOOLCALL'].fields_by_name['arguments']._loaded_options = None
+  _globals['_TOOLCALL'].fields_by_name['arguments']._serialized_options = b'\362\320*\005H\200\200\200\001'
   _globals['_CHATMESSAGE'].fields_by_name['role']._loaded_options = None
   _globals['_CHATMESSAGE'].fields_by_name['role']._serialized_options = b'\362\320*\004@\001H@'
   _globals['_CHATMESSAGE'].fields_by_name['content']._loaded_options = None
   _globals['_CHATMESSAGE'].fields_by_name['content']._serialized_options = b'\362\320*\005H\200\200\200\001'
+  _globals['_CHATMESSAGE'].fields_by_name['name']._loaded_options = None
+  _globals['_CHATMESSAGE'].fields_by_name['name']._serialized_options = b'\362\320*\003H\200\002'
+  _globals['_CHATMESSAGE'].fields_by_name['tool_calls']._loaded_options = None
+  _globals['_CHATMESSAGE'].fields_by_name['tool_calls']._serialized_options = b'\362\320*\003h\200\001'
+  _globals['_CHATMESSAGE'].fields_by_name['tool_call_id']._loaded_options = None
+  _globals['_CHATMESSAGE'].fields_by_name['tool_call_id']._serialized_options = b'\362\320*\003H\200\002'
+  _globals['_CHATMESSAGE'].fields_by_name['reasoning']._loaded_options = None
+  _globals['_CHATMESSAGE'].fields_by_name['reasoning']._serialized_options = b'\362\320*\005H\200\200\200\001'
   _globals['_CHATMESSAGES'].fields_by_name['messages']._loaded_options = None
   _globals['_CHATMESSAGES'].fields_by_name['messages']._serialized_options = b'\362\320*\013`\001h\200\010\200\001\200\200\200\001'
+  _globals['_CHATMESSAGES'].fields_by_name['tools']._loaded_options = None
+  _globals['_CHATMESSAGES'].fields_by_name['tools']._serialized_options = b'\362\320*\016@\001H\200\200@h\200\001\200\001\200\200@'
+  _globals['_CHATMESSAGES'].fields_by_name['template_arguments']._loaded_options = None
+  _globals['_CHATMESSAGES'].fields_by_name['template_arguments']._serialized_options = b'\362\320*\004H\200\200\004'
   _globals['_TOKENIDS']._serialized_start=61
   _globals['_TOKENIDS']._serialized_end=114
-  _globals['_CHATMESSAGE']._serialized_start=116
-  _globals['_CHATMESSAGE']._serialized_end=181
-  _globals['_CHATMESSAGES']._serialized_start=184
-  _globals['_CHATMESSAGES']._serialized_end=319
+  _globals['_TOOLCALL']._serialized_start=116
+  _globals['_TOOLCALL']._serialized_end=202
+  _globals['_CHATMESSAGE']._serialized_start=205
+  _globals['_CHATMESSAGE']._serialized_end=404
+  _globals['_CHATMESSAGES']._serialized_start=407
+  _globals['_CHATMESSAGES']._serialized_end=647
 # @@protoc_insertion_point(module_scope)

@@ -33,6 +33,32 @@ class TokenIds(google.protobuf.message.Message):
 global___TokenIds = TokenIds
 
 @typing.final
+class ToolCall(google.protobuf.message.Message):
+    """A call of a tool that the assistant asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    ARGUMENTS_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """Its id, which the message with its result repeats in `tool_call_id`. Up to 256 bytes; may be empty."""
+    name: builtins.str
+    """The name of the tool. 1..256 bytes."""
+    arguments: builtins.str
+    """The arguments: a JSON object as text. Empty: no arguments."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        name: builtins.str = ...,
+        arguments: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]) -> None: ...
+
+global___ToolCall = ToolCall
+
+@typing.final
 class ChatMessage(google.protobuf.message.Message):
     """One turn of a conversation."""
 
@@ -40,19 +66,38 @@ class ChatMessage(google.protobuf.message.Message):
 
     ROLE_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    TOOL_CALLS_FIELD_NUMBER: builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: builtins.int
+    REASONING_FIELD_NUMBER: builtins.int
     role: builtins.str
     """The author, by the names of the model's template: "system", "user", "assistant", "tool". 1..64 bytes."""
     content: builtins.str
-    """The text of the message. May be empty.
-    3..15: name, tool calls and parts of other media, when they come.
+    """The text of the message. May be empty."""
+    name: builtins.str
+    """The name of the author, or of the tool that gave the result. Only some templates write it. Empty: none."""
+    tool_call_id: builtins.str
+    """The call that this message of the role "tool" answers. Empty: none."""
+    reasoning: builtins.str
+    """The thoughts of the assistant before the message. Templates read them as `reasoning_content`, and may leave those of
+    earlier turns out. Empty: none.
+    7..15: parts of other media, when they come.
     """
+    @property
+    def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCall]:
+        """The calls that the assistant asked for, at most 128."""
+
     def __init__(
         self,
         *,
         role: builtins.str = ...,
         content: builtins.str = ...,
+        name: builtins.str = ...,
+        tool_calls: collections.abc.Iterable[global___ToolCall] | None = ...,
+        tool_call_id: builtins.str = ...,
+        reasoning: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["content", b"content", "role", b"role"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
 
 global___ChatMessage = ChatMessage
 
@@ -77,22 +122,43 @@ class ChatMessages(google.protobuf.message.Message):
 
     MESSAGES_FIELD_NUMBER: builtins.int
     ADD_GENERATION_PROMPT_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    TEMPLATE_ARGUMENTS_FIELD_NUMBER: builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: builtins.int
     add_generation_prompt: builtins.bool
-    """Whether to end with what opens an answer of the assistant. Unset: exactly if the last role is "user" or "tool".
-    3..15: tools and other arguments of the template, when they come.
+    """Whether to end with what opens an answer of the assistant. Unset: exactly if the last role is "user" or "tool"."""
+    template_arguments: builtins.str
+    """Further variables of the template, such as `enable_thinking`: a JSON object as text, up to 64 KiB. It must not have
+    those that the server sets: `messages`, `tools`, `add_generation_prompt`, `bos_token` and other special tokens, and
+    functions. Empty: none.
+    """
+    continue_final_message: builtins.bool
+    """Leave the last message open, which must be of the role "assistant" and call no tools, so that the model continues
+    it: nothing is written behind its text. Not together with `add_generation_prompt` true.
+    6..15: media, when they come.
     """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChatMessage]:
-        """1..1024 messages in order; at most 2 MiB together."""
+        """1..1024 messages in order; all their texts are at most 2 MiB together."""
+
+    @property
+    def tools(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The tools that the model may call, at most 128 and 1 MiB together. Each is a JSON object as text:
+        {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}. The model's template decides
+        where they are written; in a context that has tokens, it may have written them at the start.
+        """
 
     def __init__(
         self,
         *,
         messages: collections.abc.Iterable[global___ChatMessage] | None = ...,
         add_generation_prompt: builtins.bool | None = ...,
+        tools: collections.abc.Iterable[builtins.str] | None = ...,
+        template_arguments: builtins.str = ...,
+        continue_final_message: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_arguments", b"template_arguments", "tools", b"tools"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]) -> typing.Literal["add_generation_prompt"] | None: ...
 
 global___ChatMessages = ChatMessages

@@ -334,6 +334,7 @@ class GenerateRequest(google.protobuf.message.Message):
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     INCLUDE_STOP_FIELD_NUMBER: builtins.int
     RESUME_TOKENS_FIELD_NUMBER: builtins.int
+    INCLUDE_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """The context; it has at least one token."""
     max_tokens: builtins.int
@@ -358,7 +359,11 @@ class GenerateRequest(google.protobuf.message.Message):
     `min_tokens`, penalties, stop strings and unfinished characters, and with the same seed the same tokens follow. The
     response repeats neither these tokens nor their text. Below the context's length and below `max_tokens`; needs n = 1.
     0: a new output. FAILED_PRECONDITION if these tokens already end the output.
-    13..31: output format (JSON schema, grammar), drafts, when they come.
+    """
+    include_special_tokens: builtins.bool
+    """Keep the text of special tokens in the output's text, for example "[TOOL_CALLS]". That of the token that ends the
+    output stays away unless `include_stop` keeps it.
+    13, 15..31: output format (JSON schema, grammar), drafts, when they come.
     """
     @property
     def sampling(self) -> jaxctx.v1.generation_pb2.SamplingParams:
@@ -387,9 +392,10 @@ class GenerateRequest(google.protobuf.message.Message):
         ignore_eos: builtins.bool = ...,
         include_stop: builtins.bool = ...,
         resume_tokens: builtins.int = ...,
+        include_special_tokens: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "max_tokens", b"max_tokens", "n", b"n", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "context_id", b"context_id", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "resume_tokens", b"resume_tokens", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "top_logprobs", b"top_logprobs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "context_id", b"context_id", "ignore_eos", b"ignore_eos", "include_special_tokens", b"include_special_tokens", "include_stop", b"include_stop", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "resume_tokens", b"resume_tokens", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "top_logprobs", b"top_logprobs"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_tokens", b"_max_tokens"]) -> typing.Literal["max_tokens"] | None: ...
     @typing.overload

@@ -101,7 +101,7 @@ class FieldRules(google.protobuf.message.Message):
     unique: builtins.bool
     """The entries of the list are different."""
     max_total_bytes: builtins.int
-    """A list of messages with at most so many bytes of text in all of them together."""
+    """A list of texts, or of messages with their texts and those of messages in them, of at most so many bytes together."""
     ranges: builtins.bool
     """The list is start, stop, start, stop, ... (stop is the first number outside) of ranges: each with start < stop,
     ascending, not overlapping, within 0 and `lte_of`.

@@ -31,7 +31,15 @@ def free_port() -> int:
 def our_command(model: str | None, port: int, options: str) -> list[str]:
     """`jaxctx-serve` of the environment that runs this."""
     serve = Path(sys.executable).with_name("jaxctx-serve")
-    return [str(serve), *([model] if model else []), "--grpc-port", str(port), *shlex.split(options)]
+    return [
+        str(serve),
+        *([model] if model else []),
+        "--grpc-port",
+        str(port),
+        "--http-port",
+        "0",
+        *shlex.split(options),
+    ]
 
 
 def peer_command(template: str, port: int) -> list[str]:

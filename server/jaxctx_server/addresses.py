@@ -27,16 +27,26 @@ def check_host(host: str, *, keys: bool) -> None:
 
 def tcp_address(host: str, port: int) -> str:
     """`host:port` for the transport, once it is known to be free."""
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = tcp_text(host, port)
     for resolved in _resolve(host):
         family = socket.AF_INET6 if ":" in resolved else socket.AF_INET
         try:
             socket.create_server((resolved, port), family=family).close()
         except OSError as error:
-            number = error.errno or 0
-            reason = REASONS.get(number, os.strerror(number))
-            raise StartError(f"--grpc-port: cannot listen on {address}: {reason}", ADDRESS) from error
+            raise address_error("--grpc-port", address, error) from error
     return address
+
+
+def tcp_text(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def address_error(option: str, address: str, error: OSError) -> StartError:
+    """The error for an address that cannot be listened on."""
+    number = error.errno or 0
+    reason = REASONS.get(number, os.strerror(number))
+    return StartError(f"{option}: cannot listen on {address}: {reason}", ADDRESS)
 
 
 def unix_address(path: Path) -> str:

@@ -17,6 +17,7 @@ COARSE_KV_WARNING = (
 def banner(
     info: "EngineInfo | None",
     addresses: Sequence[str],
+    http_url: str | None,
     keys: Sequence[object] | None,
     seconds: float,
     *,
@@ -24,7 +25,8 @@ def banner(
 ) -> str:
     """The lines of the banner, as one text.
 
-    `info` is None on a router, whose engines register with it. `addresses` have their real ports. `keys` is None where
+    `info` is None on a router, whose engines register with it. `addresses` are those of gRPC, with their
+    real ports; `http_url` is None where HTTP is not served. `keys` is None where
     the server has no keys. `window` is the model's attention window in tokens, if that limits the length of a context.
     `seconds` is how long the start took.
     """
@@ -32,6 +34,7 @@ def banner(
     rows = [
         *([("role", "router, for engines that register here")] if info is None else _model_rows(info, window)),
         *(("gRPC", address) for address in addresses),
+        *([] if http_url is None else [("HTTP", f"{http_url} (OpenAI: {http_url}/v1)")]),
         ("keys", access),
     ]
     lines = [f"  {name:<9} {text}" for name, text in rows]

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         CompileConfig,
         ConvertConfig,
         DrawConfig,
-        HttpConfig,
         PlanConfig,
         RayConfig,
         ServeConfig,
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
 
 PROGRAM = "jaxctx-serve"
 OWN_PACKAGES = ("jaxctx", "jaxctx_kernels", "jaxctx_server")
-SUBCOMMANDS = ("convert", "compile", "plan", "http", "draw", "ray", "kubernetes")
-RUNS_NO_MODEL = ("http", "draw", "ray", "kubernetes")
+SUBCOMMANDS = ("convert", "compile", "plan", "draw", "ray", "kubernetes")
+RUNS_NO_MODEL = ("draw", "ray", "kubernetes")
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1073741824"
 log = logging.getLogger("jaxctx.server")
 
@@ -88,7 +87,6 @@ def run_command(command: "Command") -> int:
         CompileConfig,
         ConvertConfig,
         DrawConfig,
-        HttpConfig,
         KubernetesConfig,
         PlanConfig,
         RayConfig,
@@ -101,8 +99,6 @@ def run_command(command: "Command") -> int:
             return compile_ahead(command)
         case PlanConfig():
             return plan(command)
-        case HttpConfig():
-            return http(command)
         case DrawConfig():
             return draw(command)
         case RayConfig():
@@ -207,13 +203,6 @@ def plan(config: "PlanConfig") -> int:
         amount = f"{value / 2**20:14,.1f} MiB" if name.endswith("_bytes") else f"{value:14,}"
         print(f"  {name.removesuffix('_bytes').replace('_', ' '):<16} {amount}")
     return OK if found.tokens >= max(1, config.kv_tokens or 1) else MODEL
-
-
-def http(config: "HttpConfig") -> int:
-    """Serve HTTP beside a gRPC server, until a signal."""
-    from jaxctx_server.http.serve import serve_http
-
-    return serve_http(config)
 
 
 def draw(config: "DrawConfig") -> int:

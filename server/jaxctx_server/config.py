@@ -24,6 +24,7 @@ from jaxctx_server.errors import OK, StartError
 
 PREFIX = "JAXCTX_"
 MANY = 2**31 - 1
+DEFAULT_HTTP_PORT = 8000
 
 
 def within(low: float, high: float) -> Parameter:
@@ -41,7 +42,7 @@ def default_compile_cache() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Serve a model over gRPC. Without MODEL: the bundled one.
+    """Serve a model over gRPC and HTTP. Without MODEL: the bundled one.
 
     Every option may also be set as JAXCTX_NAME in the environment or as name in the --config file; flags go first.
     """
@@ -56,6 +57,16 @@ class ServeConfig:
     """Address to listen on. Beyond loopback only with --keys or --cluster-key."""
     grpc_port: Annotated[int, within(0, 65535)] = 50051
     """TCP port of gRPC; 0 picks a free one, which the banner shows."""
+    http: bool = True
+    """Serve HTTP too: the OpenAI API, programs, metrics, and a page."""
+    http_port: Annotated[int | None, within(0, 65535)] = None
+    """TCP port of HTTP; 0 picks a free one, which the banner shows. None: 8000, but no HTTP for an engine of a
+    router."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which browsers may reach the server, as in the header host; *: any. None: without keys those of this
+    machine and --host, with keys any."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may use the server, as https://example.org. None: no pages but its own."""
     unix_socket: None | Path = None
     """Listen on this Unix socket too."""
     keys: None | Path = None
@@ -148,6 +159,16 @@ class ServeConfig:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What to log to standard error; prompts never are."""
 
+    @property
+    def serves_http(self) -> bool:
+        """Whether HTTP is served: by an engine of a router only if a port is set."""
+        return self.http and (self.role != "engine" or self.http_port is not None)
+
+    @property
+    def http_port_or_default(self) -> int:
+        """The TCP port of HTTP."""
+        return DEFAULT_HTTP_PORT if self.http_port is None else self.http_port
+
     def __post_init__(self) -> None:
         if self.kv_tokens is not None and self.memory_fraction is not None:
             raise StartError("--kv-tokens and --memory-fraction: only one of them may be set")
@@ -199,19 +220,6 @@ class ConvertConfig:
     _: KW_ONLY
     dtype: Dtype = "auto"
     """Type to store; auto: as stored in SRC."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpConfig:
-    """Serve HTTP beside a running server or router: the OpenAI API, programs, and a page that shows programs.
-
-    Listens on 127.0.0.1 only. Requests carry the keys of their callers (authorization: Bearer KEY) to the server.
-    """
-
-    server: str = "127.0.0.1:50051"
-    """HOST:PORT or unix:PATH of the gRPC server that requests go to."""
-    http_port: Annotated[int, within(0, 65535)] = 8000
-    """TCP port of HTTP; 0 picks a free one, which the log shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +279,7 @@ class KubernetesConfig:
     """Print a manifest of a router and its engines for Kubernetes; its first lines say what it needs."""
 
 
-Command = ServeConfig | ConvertConfig | HttpConfig | DrawConfig | RayConfig | KubernetesConfig
+Command = ServeConfig | ConvertConfig | DrawConfig | RayConfig | KubernetesConfig
 """What a command line asks for. CompileConfig and PlanConfig are a ServeConfig too."""
 
 
@@ -285,7 +293,6 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> C
     app.command(CompileConfig, name="compile")
     app.command(PlanConfig, name="plan")
     app.command(ConvertConfig, name="convert")
-    app.command(HttpConfig, name="http")
     app.command(DrawConfig, name="draw")
     app.command(RayConfig, name="ray")
     app.command(KubernetesConfig, name="kubernetes")

@@ -5,6 +5,7 @@ It listens before it loads: a port in use shows at once, and probes see a live s
 
 import asyncio
 import logging
+import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -16,17 +17,19 @@ import grpc
 
 from jaxctx.errors import JaxctxError
 from jaxctx.programs.dispatcher import Policy
-from jaxctx_server.addresses import check_host, tcp_address, unix_address
+from jaxctx_server.addresses import address_error, check_host, tcp_address, tcp_text, unix_address
 from jaxctx_server.auth import Key
 from jaxctx_server.banner import banner
 from jaxctx_server.cluster import ALONE, Cluster, leave_router, register_with_router
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.errors import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, OK, StartError
 from jaxctx_server.grpc.server import make_server
+from jaxctx_server.http.app import ANY_HOST, LOOPBACK_NAMES, HttpAccess, make_app
+from jaxctx_server.http.server import HttpServer, bind_tcp
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ProgramSettings, ServerLifecycle, ServingState
-from jaxctx_server.metrics.server_metrics import ServerMetrics
 from jaxctx_server.progress import Progress, progress_shown
+from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
 
 if TYPE_CHECKING:
@@ -76,24 +79,30 @@ class Server:
         self._err = err
         self._started = time.monotonic()
         self._lifecycle = ServerLifecycle()
-        self._metrics = ServerMetrics(self._lifecycle, config.role)
         self._tracer = make_tracer(config)
-        self._grpc = make_server(
+        self._backend = Backend.make(
             self._lifecycle,
             keys,
             max_calls=config.max_calls,
             cluster=cluster,
             is_router=config.role == "router",
-            metrics=self._metrics,
+            role=config.role,
             tracer=self._tracer,
         )
-        self._addresses: list[str] = []  # with their real ports
+        self._grpc = make_server(self._backend)
+        self._http: HttpServer | None = None  # None: not served
+        self._addresses: list[str] = []  # of gRPC, with their real ports
         self._watching_keys: asyncio.Task[None] | None = None
         self._registering: asyncio.Task[None] | None = None  # with the router
 
     async def listen(self) -> None:
         """Accept calls, which are refused until the server is ready. Raises StartError for an address that is taken."""
-        self._addresses = bind(self._grpc, self._config, keys=self._keys.keys is not None)
+        has_keys = self._keys.keys is not None
+        self._addresses = bind(self._grpc, self._config, keys=has_keys)
+        if self._config.serves_http:
+            access = http_access(self._config, keys=has_keys)
+            self._http = HttpServer(make_app(self._backend, access), bind_http(self._config))
+            await self._http.start()
         await self._grpc.start()
         self._watching_keys = asyncio.create_task(self._keys.watch())
 
@@ -125,7 +134,7 @@ class Server:
             if task is not None:
                 task.cancel()
         self._lifecycle.stop()
-        await self._grpc.stop(0)
+        await self._stop_transports(0)
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
         if self._config.unix_socket is not None:
@@ -142,8 +151,12 @@ class Server:
             log.critical("the engine failed: %s", failure)
             status = DEFECT  # a supervisor then restarts the process
         self._lifecycle.stop()
-        await self._grpc.stop(0 if status == CUT_OFF else LAST_MESSAGES_S)
+        await self._stop_transports(0 if status == CUT_OFF else LAST_MESSAGES_S)
         return status
+
+    async def _stop_transports(self, grace_s: float) -> None:
+        """Accept nothing more; messages that are on their way have this time."""
+        await asyncio.gather(self._grpc.stop(grace_s), *([] if self._http is None else [self._http.close(grace_s)]))
 
     def _state_of(self, engine: "LocalEngine", text: "ModelText") -> ServingState:
         """What a server of this engine serves. An engine of a router that has a store drains by leaving that first."""
@@ -169,6 +182,7 @@ class Server:
         text = banner(
             None if engine is None else engine.info,
             self._addresses,
+            None if self._http is None else http_url(self._config.host, self._http.port),
             self._keys.keys,
             time.monotonic() - self._started,
             window=None if engine is None else engine.attention_window,
@@ -184,7 +198,8 @@ def make_tracer(config: ServeConfig) -> "OtelTracer | None":
         from jaxctx_server.otel import otlp_tracer
     except ImportError as error:
         raise StartError("--otlp-endpoint: needs OpenTelemetry: pip install 'jaxctx[otel]'") from error
-    return otlp_tracer(config.otlp_endpoint, config.host, {"grpc": config.grpc_port})
+    ports = {"grpc": config.grpc_port, "http": config.http_port_or_default}
+    return otlp_tracer(config.otlp_endpoint, config.host, ports)
 
 
 def program_settings(config: ServeConfig) -> ProgramSettings:
@@ -213,6 +228,25 @@ def bind(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[st
             raise StartError(f"cannot listen on {address}", ADDRESS) from error
         bound.append(address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}")
     return bound
+
+
+def bind_http(config: ServeConfig) -> socket.socket:
+    """The bound socket of HTTP. Raises StartError for an address that is taken."""
+    try:
+        return bind_tcp(config.host, config.http_port_or_default)
+    except OSError as error:
+        raise address_error("--http-port", tcp_text(config.host, config.http_port_or_default), error) from error
+
+
+def http_access(config: ServeConfig, *, keys: bool) -> HttpAccess:
+    """Which host names and origins browsers may use. With keys a page from elsewhere can do nothing without one."""
+    hosts = config.allowed_hosts or (ANY_HOST if keys else (*LOOPBACK_NAMES, config.host))
+    return HttpAccess(allowed_hosts=hosts, cors_origins=config.cors_origins)
+
+
+def http_url(host: str, port: int) -> str:
+    """The URL of the HTTP server, as its user would type it."""
+    return f"http://{tcp_text(host, port)}"
 
 
 async def drain(lifecycle: ServerLifecycle, timeout_s: float) -> bool:

@@ -1,11 +1,22 @@
-"""The services of one server: by its role on the engine of this process, or on the engines of others."""
+"""What all transports of one server share: the way in of their calls, and the services behind it.
 
-from collections.abc import Callable
+By the server's role the services run on the engine of this process, or on the engines of others.
+"""
+
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from jaxctx.engine.interface import Caller
+from jaxctx_server.auth import Key
+from jaxctx_server.call_record import current_record
+from jaxctx_server.call_trace import CallTracer
+from jaxctx_server.cluster import ALONE, Cluster
+from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.metrics.generations import GenerationMetrics
+from jaxctx_server.metrics.server_metrics import ServerMetrics
 from jaxctx_server.router.context_service import RouterContextService
 from jaxctx_server.router.engines import RouterEngines
 from jaxctx_server.router.forwarding import Forwarder
@@ -28,8 +39,18 @@ from jaxctx_server.service.interface import (
     SnapshotService,
 )
 from jaxctx_server.service.models import LocalModelService
+from jaxctx_server.service.pipeline import CallPipeline
+from jaxctx_server.service.request_reader import RequestReader
 from jaxctx_server.service.sessions import LocalSessionService
 from jaxctx_server.service.snapshots import LocalSnapshotService
+
+MAX_DEADLINE_S = 86400.0  # of a call without a deadline: no call waits for ever
+
+
+def make_caller(key: Key, clock: Callable[[], float], timeout_s: float | None = None) -> Caller:
+    """Who makes the running call, with this key, and until when it may wait and run. None: as long as any call may."""
+    deadline = clock() + (MAX_DEADLINE_S if timeout_s is None else timeout_s)
+    return Caller(tenant=key.tenant, deadline=deadline, traceparent=current_record().traceparent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,4 +101,51 @@ class Services:
             sessions=sessions,
             admin=admin,
             engines=registration,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """The objects that all transports of one server share. Made on the event loop that runs the server."""
+
+    lifecycle: ServerLifecycle
+    pipeline: CallPipeline
+    services: Services
+    clock: Callable[[], float]  # of deadlines, in seconds
+    max_calls: int  # at once, over all connections and transports
+    metrics: ServerMetrics
+
+    @classmethod
+    def make(
+        cls,
+        lifecycle: ServerLifecycle,
+        keys: KeyStore | Sequence[Key] | None,
+        *,
+        max_calls: int,
+        clock: Callable[[], float] = time.monotonic,
+        cluster: Cluster = ALONE,
+        is_router: bool = False,
+        role: str | None = None,
+        tracer: CallTracer | None = None,
+    ) -> Self:
+        """The backend of a server. `is_router`: engines elsewhere answer what needs a model. `role`: the setting
+        --role, for its metrics; None: router or both. `tracer` makes spans of its calls; None: they have none.
+        """
+        metrics = ServerMetrics(lifecycle, role or ("router" if is_router else "both"))
+        pipeline = CallPipeline(
+            KeyStore.of(keys),
+            RequestReader(lifecycle),
+            max_calls=max_calls,
+            incarnation=cluster.incarnation,
+            metrics=metrics.calls,
+            tracer=tracer,
+        )
+        services = Services.make(lifecycle, clock, cluster.key, is_router=is_router, generations=metrics.generations)
+        return cls(
+            lifecycle=lifecycle,
+            pipeline=pipeline,
+            services=services,
+            clock=clock,
+            max_calls=max_calls,
+            metrics=metrics,
         )

@@ -22,13 +22,13 @@ from jaxctx.model.text.turns import Continuation, continuation, encode_behind
 from jaxctx.types import RenderedChat
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import FillRequest, PlanRequest
+from jaxctx_server.chat_input import chat_size, template_messages, template_options
 from jaxctx_server.validate import Limits, utf8_size
 
 MAX_INLINE_SIZE = 2048  # characters or tokens: converting so few costs less than a trip to another thread
 MAX_SHARED_THREAD_SIZE = 1 << 16  # larger texts cost so much that they wait for each other, on a thread of their own
 THREADS = 2  # for sizes in between
 EVENT_LOOP_CPU_S = 0.02  # processor time for a template on the event loop; most take less than a millisecond
-MESSAGE_SIZE = 32  # characters that a message costs beside its own
 ROLES_TO_ANSWER = ("user", "tool")  # after a message of these roles, the assistant answers
 T = TypeVar("T")
 
@@ -142,7 +142,14 @@ class TokenizerPool:
 
     def _write_continuation(self, template: ChatTemplate, held: Sequence[int], chat: ChatMessages) -> Continuation:
         """Messages as the next turns of a conversation whose tokens are `held`."""
-        return continuation(template, self._text.tokenizer, held, message_dicts(chat), asks=asks_for_answer(chat))
+        return continuation(
+            template,
+            self._text.tokenizer,
+            held,
+            template_messages(chat),
+            asks=asks_for_answer(chat),
+            options=template_options(chat, template),
+        )
 
     def _encode_continuation(self, found: Continuation, held: Sequence[int]) -> list[int]:
         """Tokens of the next turns of a conversation whose tokens are `held`."""
@@ -156,8 +163,7 @@ class TokenizerPool:
 
     async def _render(self, chat: ChatMessages) -> str:
         """Messages as the template writes them by themselves, and the opening of an answer if one is asked for."""
-        render = partial(self._template().render, message_dicts(chat), add_generation_prompt=asks_for_answer(chat))
-        return await self._run_template(chat_size(chat), render)
+        return await self._run_template(chat_size(chat), partial(write_alone, self._template(), chat))
 
     def _template(self) -> ChatTemplate:
         if self._text.chat_template is None:
@@ -200,18 +206,16 @@ def run_limited(work: Callable[[], T], cpu_s: float) -> T:
         return work()
 
 
-def message_dicts(chat: ChatMessages) -> list[dict[str, str]]:
-    """Messages as templates read them."""
-    return [{"role": message.role, "content": message.content} for message in chat.messages]
+def write_alone(template: ChatTemplate, chat: ChatMessages) -> str:
+    """Messages as the template writes them into an empty context."""
+    options = template_options(chat, template)
+    return template.render(template_messages(chat), add_generation_prompt=asks_for_answer(chat), options=options)
 
 
 def asks_for_answer(chat: ChatMessages) -> bool:
     """Whether the opening of an answer follows the messages."""
+    if chat.continue_final_message:
+        return False
     if chat.HasField("add_generation_prompt"):
         return chat.add_generation_prompt
     return chat.messages[-1].role in ROLES_TO_ANSWER
-
-
-def chat_size(chat: ChatMessages) -> int:
-    """The cost of messages, in characters."""
-    return sum(len(message.role) + len(message.content) + MESSAGE_SIZE for message in chat.messages)

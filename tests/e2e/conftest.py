@@ -15,6 +15,7 @@ from jaxctx_server.auth import Key, Role
 from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
+from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
 from tests.echo import echo_text
 from tests.engines import Clock
@@ -48,6 +49,35 @@ def keys() -> list[Key] | None:
 
 
 @asynccontextmanager
+async def backend_of(
+    engine: LocalEngine,
+    config: EngineConfig,
+    clock: Clock,
+    keys: list[Key] | None = None,
+    cluster: Cluster = ALONE,
+    max_calls: int = 1024,
+) -> AsyncIterator[Backend]:
+    """What all transports of a server of this engine share; it is ready."""
+    lifecycle = ServerLifecycle()
+    backend = Backend.make(lifecycle, keys, max_calls=max_calls, clock=clock, cluster=cluster)
+    limits = Limits.of(engine.info, queue_limit=config.queue_limit)
+    lifecycle.set_ready(ServingState.of(engine, echo_text(), limits, clock))
+    yield backend
+    lifecycle.stop()
+
+
+@asynccontextmanager
+async def grpc_address(backend: Backend) -> AsyncIterator[str]:
+    """Where a gRPC server of a backend listens."""
+    server = make_server(backend)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    backend.lifecycle.stop()
+    await server.stop(None)
+
+
+@asynccontextmanager
 async def served(
     engine: LocalEngine,
     config: EngineConfig,
@@ -56,23 +86,25 @@ async def served(
     cluster: Cluster = ALONE,
     max_calls: int = 1024,
 ) -> AsyncIterator[str]:
-    """Where a server of this engine listens."""
-    serving = ServerLifecycle()
-    server = make_server(serving, keys, max_calls=max_calls, clock=clock, cluster=cluster)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    limits = Limits.of(engine.info, queue_limit=config.queue_limit)
-    serving.set_ready(ServingState.of(engine, echo_text(), limits, clock))
-    yield f"127.0.0.1:{port}"
-    serving.stop()
-    await server.stop(None)
+    """Where a gRPC server of this engine listens."""
+    async with (
+        backend_of(engine, config, clock, keys, cluster, max_calls) as backend,
+        grpc_address(backend) as address,
+    ):
+        yield address
 
 
 @pytest.fixture
-async def address(
+async def backend(
     engine: LocalEngine, engine_config: EngineConfig, keys: list[Key] | None, clock: Clock
-) -> AsyncIterator[str]:
-    async with served(engine, engine_config, clock, keys) as address:
+) -> AsyncIterator[Backend]:
+    async with backend_of(engine, engine_config, clock, keys) as backend:
+        yield backend
+
+
+@pytest.fixture
+async def address(backend: Backend) -> AsyncIterator[str]:
+    async with grpc_address(backend) as address:
         yield address
 
 

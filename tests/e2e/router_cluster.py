@@ -27,6 +27,7 @@ from jaxctx_server.auth import Key, Role
 from jaxctx_server.cluster import Cluster, register_with_router
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
+from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
 from tests.e2e.program_callers import ProgramCaller
 from tests.engines import Clock
@@ -59,6 +60,7 @@ class RouterCluster:
     programs: Any = None
     lifecycle: Any = None
     server: Any = None
+    backend: Any = None
     engines: dict[str, LocalEngine] = field(default_factory=dict)  # by address
     registrations: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     engine_clusters: dict[str, Cluster] = field(default_factory=dict)  # the incarnation of each engine, by address
@@ -90,7 +92,7 @@ async def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None
 async def router_of(router_cluster: RouterCluster, port: int = 0) -> AsyncIterator[None]:
     """Run the router of a cluster, on this port (0: a free one)."""
     lifecycle = ServerLifecycle()
-    server = make_server(
+    backend = Backend.make(
         lifecycle,
         router_cluster.keys,
         max_calls=1024,
@@ -98,6 +100,8 @@ async def router_of(router_cluster: RouterCluster, port: int = 0) -> AsyncIterat
         cluster=router_cluster.cluster,
         is_router=True,
     )
+    server = make_server(backend)
+    router_cluster.backend = backend
     router_cluster.router = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     await server.start()
     router = ServingState.router(Limits(queue_limit=64), router_cluster.clock)

@@ -42,7 +42,7 @@ class Server:
     def __init__(
         self, *arguments: str, cache: Path, command: Sequence[str] = (COMMAND,), stderr: Any = subprocess.PIPE
     ) -> None:
-        command = [*command, *arguments, "--grpc-port", "0", "--compile-cache", str(cache)]
+        command = [*command, *arguments, "--grpc-port", "0", "--http-port", "0", "--compile-cache", str(cache)]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(), cwd=ROOT
         )
@@ -84,7 +84,7 @@ class PreparedServer:
 
     def __init__(self, *arguments: str, cache: Path, folder: Path) -> None:
         self._banner = folder / f"{time.monotonic_ns()}"
-        given = [*arguments, "--grpc-port", "0", "--compile-cache", str(cache)]
+        given = [*arguments, "--grpc-port", "0", "--http-port", "0", "--compile-cache", str(cache)]
         self.process = FORKSERVER.Process(target=serve, args=(given, self._banner, folder / "log"), daemon=True)
         self.process.start()
         deadline = time.monotonic() + 300

@@ -172,7 +172,7 @@ def test_a_second_signal_stops_at_once(echo: Server) -> None:
     ],
 )
 def test_mistakes_get_one_clear_line(arguments: tuple[str, ...], status: int, says: str) -> None:
-    command = [COMMAND, *arguments, "--grpc-port", "0"]
+    command = [COMMAND, *arguments, "--grpc-port", "0", "--http-port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == status
     assert says in done.stderr

@@ -95,7 +95,7 @@ def test_a_revoked_keys_streams_end_and_its_next_call_is_refused(
 def test_the_signal_ends_no_server_whatever_it_does(role: str, compile_cache: Path, logged: Path) -> None:
     """From when the process ignores it, which is what it does first, until it serves, and while it does."""
     arguments = [*SMALL, "--role", role, *(["--router", "127.0.0.1:9"] if role == "engine" else [])]
-    command = [*ECHO, *arguments, "--grpc-port", "0", "--compile-cache", str(compile_cache)]
+    command = [*ECHO, *arguments, "--grpc-port", "0", "--http-port", "0", "--compile-cache", str(compile_cache)]
     with logged.open("w") as stderr:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(), cwd=ROOT

@@ -63,7 +63,7 @@ FILES = [
     stored_pb2,
 ]
 # Messages that have no class: clients say what to write as dicts; the store and the validator have types of their own.
-WITHOUT_CLASS = {"ChatMessage", "ChatMessages"}
+WITHOUT_CLASS = {"ChatMessage", "ChatMessages", "ToolCall"}
 WITHOUT_CLASS_FILES = {"jaxctx/v1/stored.proto", "jaxctx/v1/rules.proto"}
 
 
@@ -143,19 +143,26 @@ def test_options_equal_messages(kind: type[Any], message: Any, elsewhere: set[st
         assert not kind.__required_keys__
 
 
+def test_chat_options_are_fields_of_the_message() -> None:
+    """All but the messages and the flag, which are arguments of their own."""
+    fields = {field.name for field in content_pb2.ChatMessages.DESCRIPTOR.fields}
+    assert taken_fields(options.ChatOptions).keys() == fields - {"messages", "add_generation_prompt"}
+
+
 @pytest.mark.parametrize("kind", [streams.Piece, streams.Completion])
 def test_outputs_of_the_client_have_the_fields_of_a_piece(kind: type[Any]) -> None:
     fields = [field.name for field in dataclasses.fields(kind)]
     assert fields == [field.name for field in dataclasses.fields(types.GeneratePiece)]
 
 
-CONTENT = {"text", "tokens", "messages", "add_generation_prompt", "add_special_tokens"}
+CHAT = {"messages", "add_generation_prompt", "chat_options"}
+CONTENT = {"text", "tokens", "add_special_tokens"} | CHAT
 TTL = {"ttl_s", "sliding"}
 # For each method of the client that takes arguments of its own: the method of the contract, arguments that stand for a
 # field of another name, and fields that are not chosen by the caller of this method.
 CLIENT_METHODS: list[tuple[Callable[..., Any], str, dict[str, set[str]], set[str]]] = [
     (aio.Context.flush, "Flush", {}, {"context_id"}),
-    (aio.Context.fill, "Fill", {"messages": {"messages", "add_generation_prompt"}}, {"context_id"}),
+    (aio.Context.fill, "Fill", {"messages": CHAT}, {"context_id"}),
     (aio.Context.forward, "Forward", {}, {"context_id"}),
     (aio.Context.fork, "Fork", {"child_ids": {"ids"}}, {"context_id"}),
     (aio.Context.truncate, "Truncate", {}, {"context_id"}),
@@ -169,11 +176,11 @@ CLIENT_METHODS: list[tuple[Callable[..., Any], str, dict[str, set[str]], set[str
     (
         aio.Context.plan,
         "Plan",
-        {"messages": {"messages", "add_generation_prompt"}},
+        {"messages": CHAT},
         {"context_id", "model_id", "salt"},
     ),
     (aio.Context.close, "CloseContext", {}, {"context_id"}),
-    (aio.Client.plan, "Plan", {"messages": {"messages", "add_generation_prompt"}}, {"context_id"}),
+    (aio.Client.plan, "Plan", {"messages": CHAT}, {"context_id"}),
     (aio.Client.contexts, "ListContexts", {"limit": {"page"}}, {"page_token"}),
     (aio.Client.watch, "WatchContexts", {}, set()),
     (aio.Client.open, "Open", {"ttl": TTL, "pin_for": {"pin_s"}}, set()),
@@ -190,7 +197,7 @@ CLIENT_METHODS: list[tuple[Callable[..., Any], str, dict[str, set[str]], set[str
     (aio.Client.model, "GetModel", {}, set()),
     (aio.Client.tokenize, "Tokenize", {}, set()),
     (aio.Client.detokenize, "Detokenize", {}, set()),
-    (aio.Client.apply_chat_template, "ApplyChatTemplate", {"messages": {"messages", "add_generation_prompt"}}, set()),
+    (aio.Client.apply_chat_template, "ApplyChatTemplate", {"messages": CHAT}, set()),
     (aio.Client.create_session, "CreateSession", {"ttl": {"ttl_s"}}, set()),
     (aio.Client.session, "GetSession", {}, set()),
     (aio.Client.sessions, "ListSessions", {"limit": {"page"}}, {"page_token"}),

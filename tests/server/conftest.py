@@ -23,6 +23,7 @@ from jaxctx.v1 import (
 from jaxctx_server.auth import Key
 from jaxctx_server.grpc.server import make_server
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
+from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
 from tests.echo import echo_text
 from tests.server.fake_engine import INFO, FakeEngine
@@ -101,7 +102,8 @@ def open_grpc_server(text: ModelText) -> Callable[..., Any]:
         lifecycle, engine = ServerLifecycle(), FakeEngine()
         limits = Limits.of(INFO, queue_limit=64)
         state = ServingState.of(engine, text, limits)
-        server = make_server(lifecycle, keys, max_calls=max_calls, clock=lambda: 1000.0)
+        backend = Backend.make(lifecycle, keys, max_calls=max_calls, clock=lambda: 1000.0)
+        server = make_server(backend)
         port = server.add_insecure_port(address)
         target = address if address.startswith("unix:") else f"127.0.0.1:{port}"
         await server.start()

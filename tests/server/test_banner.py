@@ -14,5 +14,5 @@ from jaxctx_server.banner import banner
 def test_the_banner_warns_of_keys_and_values_that_are_coarse_for_nothing(
     make_engine: Any, kv_dtype: str, warns: bool
 ) -> None:
-    told = banner(replace(make_engine().info, kv_dtype=kv_dtype), ["127.0.0.1:1"], None, 1.0)
+    told = banner(replace(make_engine().info, kv_dtype=kv_dtype), ["127.0.0.1:1"], None, None, 1.0)
     assert ("WARNING" in told and "--kv-dtype int8" in told) == warns

@@ -147,7 +147,18 @@ def test_convert_writes_a_directory_once(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("model", ["/no/such/model", __file__])
 def test_a_bad_path_ends_the_process_with_its_status(model: str) -> None:
-    command = [sys.executable, "-m", "jaxctx_server.cli", model, "--grpc-port", "0", "--compile-cache", "None"]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxctx_server.cli",
+        model,
+        "--grpc-port",
+        "0",
+        "--http-port",
+        "0",
+        "--compile-cache",
+        "None",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == MODEL
     assert done.stdout == ""
@@ -166,7 +177,7 @@ def test_without_the_server_extra_one_line_says_what_to_install(missing: str, tm
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
         "from jaxctx_server.cli import main\n"
-        "sys.exit(main(['--grpc-port', '0', '--compile-cache', 'None'], {}))"
+        "sys.exit(main(['--grpc-port', '0', '--http-port', '0', '--compile-cache', 'None'], {}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (USAGE, "")

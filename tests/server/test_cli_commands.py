@@ -15,7 +15,6 @@ from jaxctx_server.config import (
     CompileConfig,
     ConvertConfig,
     DrawConfig,
-    HttpConfig,
     KubernetesConfig,
     PlanConfig,
     RayConfig,
@@ -28,7 +27,6 @@ COMMANDS = [
     (["compile", "model"], "compile_ahead", CompileConfig("model")),
     (["plan", "--target", "v5e"], "plan", PlanConfig(target="v5e")),
     (["convert", "a", "b"], "convert", ConvertConfig(Path("a"), Path("b"))),
-    (["http", "--server", "unix:/s", "--http-port", "0"], "http", HttpConfig(server="unix:/s", http_port=0)),
     (["draw", "mine", "--server", "here:1"], "draw", DrawConfig("mine", server="here:1")),
     (
         ["ray", "--router", "here:1", "--engines", "2:4", "--", "model", "--max-batch", "4"],
@@ -81,7 +79,7 @@ def test_a_server_ignores_hangups_and_starts_with_settings_of_the_c_library(
     assert len(prepared.environments) == 1
 
 
-@pytest.mark.parametrize(("subcommand", "starts_again"), [("compile", 1), ("plan", 1), ("convert", 1), ("http", 0)])
+@pytest.mark.parametrize(("subcommand", "starts_again"), [("compile", 1), ("plan", 1), ("convert", 1), ("draw", 0)])
 def test_other_commands_end_with_a_hangup(subcommand: str, starts_again: int, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = Prepared(monkeypatch)
     cli.prepare_process(subcommand, {})

@@ -13,7 +13,6 @@ from cyclopts.validators import Number
 
 from jaxctx_server.config import (
     ConvertConfig,
-    HttpConfig,
     PlanConfig,
     RayConfig,
     ServeConfig,
@@ -65,6 +64,10 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "model": ("models/m", "models/m"),
     "host": ("::1", "::1"),
     "grpc_port": ("0", 0),
+    "http": ("false", False),
+    "http_port": ("80", 80),
+    "allowed_hosts": ("a.example", ("a.example",)),
+    "cors_origins": ("https://a.example", ("https://a.example",)),
     "unix_socket": ("/run/s", Path("/run/s")),
     "keys": ("keys", Path("keys")),
     "role": ("router", "router"),
@@ -240,7 +243,7 @@ def test_help_documents_every_setting(monkeypatch: pytest.MonkeyPatch, capsys: p
         assert f"--{field.name.replace('_', '-')} " in text
     for sentence in (
         "Usage: jaxctx-serve COMMAND [OPTIONS] [ARGS]",
-        "Serve a model over gRPC. Without MODEL: the bundled one.",
+        "Serve a model over gRPC and HTTP. Without MODEL: the bundled one.",
         "MODEL --model Directory of a model",
         "convert Write a model as an Orbax checkpoint",
         "Tokens per KV page. [default: 16]",
@@ -255,8 +258,6 @@ def test_commands() -> None:
     assert config == ConvertConfig(Path("a"), Path("b"), dtype="float32")
     config = read_config(["plan", "m", "--target", "v5e"], {"JAXCTX_PAGE_SIZE": "8"}, "jaxctx-serve")
     assert config == PlanConfig("m", target="v5e", page_size=8)
-    config = read_config(["http"], {"JAXCTX_SERVER": "here:1", "JAXCTX_HTTP_PORT": "80"}, "jaxctx-serve")
-    assert config == HttpConfig(server="here:1", http_port=80)
     config = read_config(["ray", "--engines", "1"], {"JAXCTX_ROUTER": "here:1", "JAXCTX_GPUS": "2"}, "jaxctx-serve")
     assert config == RayConfig(router="here:1", engines="1", gpus=2.0)
 
@@ -264,7 +265,6 @@ def test_commands() -> None:
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("http", "TCP port of HTTP; 0 picks a free one, which the log shows. [default: 8000]"),
         ("draw", "SESSION-ID --session-id The session."),
         ("ray", "MIN or MIN:MAX: how many engines there may be."),
         ("kubernetes", "Print a manifest of a router and its engines"),
@@ -296,3 +296,26 @@ def test_variables_of_others_are_left_alone() -> None:
 def test_an_engine_has_a_router_and_a_router_has_none(argv: list[str]) -> None:
     assert refused(*argv)
     assert read("--role", "engine", "--router", "here:1").router == "here:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "serves", "port"),
+    [
+        ([], True, 8000),
+        (["--http-port", "0"], True, 0),
+        (["--no-http"], False, 8000),
+        (["--role", "router"], True, 8000),
+        (["--role", "engine", "--router", "here:1"], False, 8000),
+        (["--role", "engine", "--router", "here:1", "--http-port", "8001"], True, 8001),
+    ],
+)
+def test_where_http_is_served(arguments: list[str], serves: bool, port: int) -> None:
+    config = read_config(arguments, {}, "jaxctx-serve")
+    assert isinstance(config, ServeConfig)
+    assert (config.serves_http, config.http_port_or_default) == (serves, port)
+
+
+def test_hosts_and_origins_of_http() -> None:
+    config = read_config(["--allowed-hosts", "a.example", "--allowed-hosts", "b.example"], {}, "jaxctx-serve")
+    assert isinstance(config, ServeConfig)
+    assert (config.allowed_hosts, config.cors_origins) == (("a.example", "b.example"), ())

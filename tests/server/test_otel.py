@@ -28,6 +28,7 @@ from jaxctx_server.grpc.server import make_server
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.otel import OtelTracer, otlp_tracer
 from jaxctx_server.server import make_tracer
+from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import KEYS, bearer, failure
@@ -136,7 +137,8 @@ def test_a_caller_that_samples_nothing_is_obeyed(spans: Spans) -> None:
 async def test_calls_of_a_server(spans: Spans, text: ModelText, limits: Limits) -> None:
     """Each authorised call is a span, which holds nothing of what was said; probes and heartbeats are none."""
     lifecycle, engine = ServerLifecycle(), FakeEngine()
-    server = make_server(lifecycle, KEYS, max_calls=10, clock=lambda: 1000.0, tracer=spans.tracer)
+    backend = Backend.make(lifecycle, KEYS, max_calls=10, clock=lambda: 1000.0, tracer=spans.tracer)
+    server = make_server(backend)
     port = server.add_insecure_port("127.0.0.1:0")
     lifecycle.set_ready(ServingState.of(engine, text, limits))
     await server.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import io
+import re
 import socket
 import threading
 import time
@@ -22,7 +23,8 @@ from jaxctx.v1 import context_service_pb2_grpc
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.errors import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 from jaxctx_server.lifecycle import ProgramSettings
-from jaxctx_server.server import program_settings, serve
+from jaxctx_server.server import http_access, program_settings, serve
+from tests.server.http.client import HttpClient
 
 
 class RunningServer:
@@ -67,7 +69,7 @@ def engine(make_engine: Any) -> Any:
 
 
 async def test_start_to_stop(engine: Any, text: Any, tmp_path: Path) -> None:
-    life = RunningServer(engine, text, ServeConfig(grpc_port=0, unix_socket=tmp_path / "s"))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0, unix_socket=tmp_path / "s"))
     address = await life.ready()
     banner = life.out.getvalue()
     assert "fake (fake, 7 parameters, float32)" in banner
@@ -78,25 +80,31 @@ async def test_start_to_stop(engine: Any, text: Any, tmp_path: Path) -> None:
     assert not address.endswith(":0")
     assert "weights: 0.0/10.0 MiB" in life.err.getvalue()
     assert "compiling: 1/1 step of 4 rows" in life.err.getvalue()
+    url = re.search(r"HTTP +http://127.0.0.1:(\d+) ", banner)
+    assert url
+    web = HttpClient(int(url[1]))
+    assert (await web("GET", "/health")).json == {"status": "ready"}
     for target in (address, f"unix:{tmp_path}/s"):
         async with grpc.aio.insecure_channel(target) as channel:
             stub = context_service_pb2_grpc.ContextServiceStub(channel)
             await stub.ListContexts(pb.ListContextsRequest())
     life.stop.set()
     assert await life.task == OK
+    with pytest.raises(ConnectionRefusedError):
+        await web("GET", "/health")
     assert engine.draining
     assert life.stopped
     assert not (tmp_path / "s").exists()
 
 
 async def test_the_banner_names_the_window_that_limits_a_context(engine: Any, text: Any) -> None:
-    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0))
     await life.ready()
     assert "up to 10,000 tokens each; 4 run at once" in life.out.getvalue()
     life.stop.set()
     assert await life.task == OK
     engine.attention_window = 10_000
-    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0))
     await life.ready()
     assert "up to 10,000 tokens each (the model's attention window); 4 run at once" in life.out.getvalue()
     life.stop.set()
@@ -121,7 +129,7 @@ async def test_a_setting_says_how_often_engines_are_asked(engine: Any, text: Any
         return await stats()
 
     engine.stats = counted
-    often = RunningServer(engine, text, ServeConfig(grpc_port=0, heartbeat_s=0.05))
+    often = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0, heartbeat_s=0.05))
     await often.ready()
     async with asyncio.timeout(30):
         while len(asked) < 5:
@@ -129,7 +137,7 @@ async def test_a_setting_says_how_often_engines_are_asked(engine: Any, text: Any
     often.stop.set()
     await often.task
     asked.clear()
-    seldom = RunningServer(engine, text, ServeConfig(grpc_port=0, heartbeat_s=60.0))
+    seldom = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0, heartbeat_s=60.0))
     await seldom.ready()
     await asyncio.sleep(1.5)  # longer than a heartbeat that is not set
     assert len(asked) == 1
@@ -138,7 +146,7 @@ async def test_a_setting_says_how_often_engines_are_asked(engine: Any, text: Any
 
 
 async def test_it_answers_probes_while_it_loads(engine: Any, text: Any, tmp_path: Path) -> None:
-    life = RunningServer(engine, text, ServeConfig(grpc_port=0, unix_socket=tmp_path / "s"))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0, unix_socket=tmp_path / "s"))
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
         health = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="jaxctx.v1.ContextService")
@@ -151,7 +159,7 @@ async def test_it_answers_probes_while_it_loads(engine: Any, text: Any, tmp_path
 
 
 async def test_running_work_finishes_before_the_end(engine: Any, text: Any) -> None:
-    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0))
     address = await life.ready()
     async with grpc.aio.insecure_channel(address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(
@@ -169,7 +177,7 @@ async def test_running_work_finishes_before_the_end(engine: Any, text: Any) -> N
 
 
 async def test_a_drain_that_takes_too_long_is_cut_off(engine: Any, text: Any) -> None:
-    life = RunningServer(engine, text, ServeConfig(grpc_port=0, drain_timeout_s=0.05))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0, drain_timeout_s=0.05))
     address = await life.ready()
     engine.hang = True
     async with grpc.aio.insecure_channel(address) as channel:
@@ -189,7 +197,7 @@ async def test_an_engine_that_cannot_drain_ends_all_the_same(engine: Any, text: 
         raise Unavailable("the engine stopped")
 
     engine.drain = broken
-    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0))
     await life.ready()
     life.stop.set()
     assert await life.task == CUT_OFF
@@ -197,7 +205,7 @@ async def test_an_engine_that_cannot_drain_ends_all_the_same(engine: Any, text: 
 
 
 async def test_a_failed_engine_ends_the_process_so_that_it_can_be_restarted(engine: Any, text: Any) -> None:
-    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0))
     address = await life.ready()
     async with grpc.aio.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -209,7 +217,7 @@ async def test_a_failed_engine_ends_the_process_so_that_it_can_be_restarted(engi
 
 
 async def test_stopped_while_loading(engine: Any, text: Any) -> None:
-    life = RunningServer(engine, text, ServeConfig(grpc_port=0))
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0))
     assert await asyncio.to_thread(life.loads.wait, 60)
     life.stop.set()
     assert await life.task == INTERRUPTED
@@ -221,7 +229,7 @@ async def test_a_model_that_cannot_be_loaded(text: Any) -> None:
         raise StartError("no such model", MODEL)
 
     with pytest.raises(StartError, match="no such model"):
-        await serve(ServeConfig(grpc_port=0), None, load, asyncio.Event(), err=io.StringIO())
+        await serve(ServeConfig(grpc_port=0, http_port=0), None, load, asyncio.Event(), err=io.StringIO())
 
 
 async def test_addresses_are_checked_before_anything_is_loaded(text: Any) -> None:
@@ -232,9 +240,31 @@ async def test_addresses_are_checked_before_anything_is_loaded(text: Any) -> Non
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         for config, status in [
-            (ServeConfig(grpc_port=taken.getsockname()[1]), ADDRESS),
+            (ServeConfig(grpc_port=taken.getsockname()[1], http_port=0), ADDRESS),
+            (ServeConfig(grpc_port=0, http_port=taken.getsockname()[1]), ADDRESS),
             (ServeConfig(host="0.0.0.0"), USAGE),
         ]:
             with pytest.raises(StartError) as raised:
                 await serve(config, None, load, asyncio.Event())
             assert raised.value.exit_status == status
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys", "hosts"),
+    [
+        ({}, False, ("localhost", "127.0.0.1", "[::1]", "127.0.0.1")),
+        ({}, True, ("*",)),
+        ({"allowed_hosts": ("a.example",)}, False, ("a.example",)),
+        ({"allowed_hosts": ("a.example",)}, True, ("a.example",)),
+    ],
+)
+def test_the_names_by_which_browsers_may_reach_it(settings: Any, keys: bool, hosts: tuple[str, ...]) -> None:
+    assert http_access(ServeConfig(**settings), keys=keys).allowed_hosts == hosts
+
+
+async def test_without_http(engine: Any, text: Any) -> None:
+    life = RunningServer(engine, text, ServeConfig(grpc_port=0, http=False))
+    await life.ready()
+    assert "HTTP" not in life.out.getvalue()
+    life.stop.set()
+    assert await life.task == OK

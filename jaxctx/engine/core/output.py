@@ -34,7 +34,7 @@ class OutputText:
         self.resumed = tuple(resumed)
         self.tokens = 0
         self._request = request
-        self._detokenizer = Detokenizer(text.tokenizer, before)
+        self._detokenizer = Detokenizer(text.tokenizer, before, include_special_tokens=request.include_special_tokens)
         self._matcher = StopMatcher(request.stop, include_stop=request.include_stop)
         for token in resumed:
             _, finish, _ = self.take(token)

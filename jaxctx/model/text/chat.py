@@ -8,7 +8,7 @@ time that it takes are limited (`sandbox`).
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, NoReturn
@@ -20,7 +20,8 @@ import jinja2.parser
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
-from jaxctx.model.text.sandbox import TooMuchWork, rendering, sandbox
+from jaxctx.model.text.sandbox import TooMuchWork, input_size, rendering, sandbox
+from jaxctx.model.text.special import NAMES
 
 MAX_CHARACTERS = 8_000_000  # of a rendered prompt
 MAX_SOURCE = 1 << 16  # characters of a template; published ones have up to 20,000
@@ -28,9 +29,25 @@ TURN = 100  # characters that a message counts as beside its own
 MAX_PATTERN = 200  # characters of a format of time
 Message = Mapping[str, Any]  # JSON values: at least `role` and `content`
 # Made-up turns. Their words are such as no template writes by itself.
-QUESTION, ANSWER = "made-up-question", "made-up-answer"
+QUESTION, ANSWER, CUT = "made-up-question", "made-up-answer", "made-up-end-of-message"
+CALL_ID = "madeup000"  # of a made-up call, where the result names none; some templates want 9 letters and digits
 ASKED: Message = {"role": "user", "content": QUESTION}
+ASKED_NEXT: Message = {"role": "user", "content": "made-up-next-question"}  # some compare a message with the last one
 ANSWERED: Message = {"role": "assistant", "content": ANSWER}
+# Variables that a template has from the server, beside the global names of its environment.
+SET_BY_SERVER = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateOptions:
+    """What a template reads beside the messages."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None  # tools that the model may call, in the form of OpenAI's API
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # further variables, such as `enable_thinking`
+    continue_final_message: bool = False  # write nothing behind the text of the last message
+
+
+NO_OPTIONS = TemplateOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +78,54 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = partial(_strftime, clock)
         environment.globals.update(special_tokens or {})
+        self.source = source
+        self.reserved_names = SET_BY_SERVER | set(NAMES) | set(environment.globals)
         try:
             self._template = environment.compiled(source)
         except Exception as error:  # Jinja's of its syntax, Python's of nesting and numbers
             raise CheckpointError(f"chat template: {str(error)[:300]}") from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        options: TemplateOptions = NO_OPTIONS,
+    ) -> str:
+        """The prompt of a conversation. The arguments in `options` have none of `reserved_names`.
 
         The template writes special tokens as text. So does whoever writes the messages: as everywhere in this field,
         "<|im_end|>" in a message ends it.
         Raises InvalidArgument naming `messages` if the template refuses or fails on them; TooMuchWork, which is one, if
-        it takes too long or makes too much.
+        it takes too long or makes too much. With `continue_final_message` nothing is written behind the text of the
+        last message, which must be there; `add_generation_prompt` is then without effect.
         """
+        if options.continue_final_message:
+            return self._render_open(messages, options)
+        return self._render(messages, add_generation_prompt, options)
+
+    def _render_open(self, messages: Sequence[Message], options: TemplateOptions) -> str:
+        """The prompt of a conversation whose last message is to be continued.
+
+        What ends a message is found by a mark behind its text. Spaces at the end of the text stay so.
+        """
+        last = {**messages[-1], "content": str(messages[-1]["content"]) + CUT}
+        before, found, _ = self._render([*messages[:-1], last], False, options).rpartition(CUT)
+        if not found:
+            raise InvalidArgument.field("messages", "the chat template does not write the last message, to continue it")
+        return before
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, options: TemplateOptions) -> str:
         pieces, size = [], 0
         try:
             with rendering() as work:
-                texts = [value for turn in messages for value in turn.values() if isinstance(value, str)]
-                work.allow(sum(map(len, texts)) + TURN * len(messages))
-                # Templates ask whether `tools` is None, not whether it is there.
-                arguments = {"messages": messages, "tools": None, "add_generation_prompt": add_generation_prompt}
+                work.allow(input_size([*messages, options.tools, options.arguments]) + TURN * len(messages))
+                arguments = {
+                    **options.arguments,
+                    "messages": messages,
+                    "tools": options.tools,  # templates ask whether it is None, not whether it is there
+                    "add_generation_prompt": add_generation_prompt,
+                }
                 for piece in self._template.generate(arguments):
                     work.tick()
                     size += len(piece)
@@ -94,25 +139,34 @@ class ChatTemplate:
             raise InvalidArgument.field("messages", "the chat template fails on these messages") from error
         return "".join(pieces)
 
-    def render_next(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str | None:
+    def render_next(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        options: TemplateOptions = NO_OPTIONS,
+    ) -> str | None:
         """What the messages add to a conversation that has begun: none of what a template writes once, at its start
         (a beginning-of-sequence token, a system prompt of its own), nor the end of the turn before.
 
-        Found by rendering them after a made-up turn: a question, and an answer unless they begin with one. None if that
-        is refused, or if the template does not write the turns before as it writes them without these.
+        Found by rendering them after a made-up turn: a question, and an answer unless they begin with one; before
+        results of tools, the answer is a call. None if that is refused, or if the template does not write the turns
+        before as it writes them without these.
         """
-        earlier = (ASKED,) if messages[0]["role"] == "assistant" else (ASKED, ANSWERED)
-        last = str(earlier[-1]["content"])
+        earlier, last = _made_up_turn(messages[0])
+        closed = replace(options, continue_final_message=False)
         try:
-            everything = self.render([*earlier, *messages], add_generation_prompt=add_generation_prompt)
-            begun = self.render(earlier, add_generation_prompt=False)
+            everything = self.render(
+                [*earlier, *messages], add_generation_prompt=add_generation_prompt, options=options
+            )
+            begun = self.render(earlier, add_generation_prompt=False, options=closed)
             before, found, end = begun.partition(last)
             before_all, found_all, rest = everything.partition(last)
             if not (found and found_all and rest.startswith(end)):
                 return None
             if before_all != before:
                 # Some write the last answer of a conversation otherwise than earlier ones (Qwen3: with its thoughts).
-                followed = self.render([*earlier, ASKED], add_generation_prompt=False)
+                followed = self.render([*earlier, ASKED_NEXT], add_generation_prompt=False, options=closed)
                 if before_all != followed.partition(last)[0]:
                     return None
         except TooMuchWork:
@@ -138,6 +192,20 @@ class ChatTemplate:
         opening = open_question[len(closed_question) :] if is_header else open_question.partition(QUESTION)[2]
         _, found, end = answered.partition(ANSWER)
         return AnswerFrame(opening.strip(), is_header, end) if found and opening.strip() else None
+
+
+def _made_up_turn(first: Message) -> tuple[list[Message], str]:
+    """Messages that may stand before this one, and a text of the last of them by which it is found in a prompt."""
+    if first["role"] == "assistant":
+        return [ASKED], QUESTION
+    if first["role"] != "tool":
+        return [ASKED, ANSWERED], ANSWER
+    call = {
+        "id": first.get("tool_call_id", CALL_ID),
+        "type": "function",
+        "function": {"name": ANSWER, "arguments": {}},
+    }
+    return [ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}], ANSWER
 
 
 def _strftime(clock: Callable[[], datetime], pattern: str) -> str:

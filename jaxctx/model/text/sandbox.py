@@ -40,6 +40,8 @@ LIST_ELEMENT = 16  # bytes that an element of a list counts: most elements are h
 MAX_BITS = 4096  # of a whole number
 WIDEST = 999  # characters that a number is padded to
 MAX_JSON_INDENT = 32  # characters
+JSON_ELEMENT = 32  # characters of a number or a constant, or of quotes or brackets, with what separates it
+CONTROL_CHARACTERS = [*map(chr, range(32)), "\x7f"]  # JSON writes most of them with 6 characters
 SLOW = 100_000  # characters of a value for a filter or method that makes a Python call for each word
 MAX_STRIPPED = 1000  # different characters that `strip` looks for, at each character
 STEPS_PER_CLOCK_CHECK = 8  # reading the clock takes longer than a step
@@ -53,7 +55,7 @@ PASSING = {
     *("default", "d", "length", "count", "first", "last", "safe", "abs", "float", "items", "attr", "map"),
     *("select", "reject", "selectattr", "rejectattr"),
 }
-GROWTH = {"escape": 6, "e": 6, "forceescape": 6, "tojson": 6, "urlencode": 12, "pprint": 12, "format": 1}
+GROWTH = {"escape": 6, "e": 6, "forceescape": 6, "urlencode": 12, "pprint": 12, "format": 1}
 SLOW_FILTERS = {"title", "wordcount", "wordwrap", "urlize", "striptags", "xmlattr", "pprint", "filesizeformat"}
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
@@ -161,6 +163,22 @@ class Work:
             if len(found) * ELEMENT > self.longest:
                 self.need(len(found) * ELEMENT)
         return self.keep(found)  # type: ignore[no-any-return]
+
+
+def input_size(value: Any) -> int:
+    """How many characters a value of JSON that a rendering is given has, where each element counts some."""
+    found, left = 0, [value]
+    while left:
+        value = left.pop()
+        found += ELEMENT
+        if isinstance(value, str):
+            found += len(value)
+        elif isinstance(value, Mapping):
+            left += value.keys()
+            left += value.values()
+        elif isinstance(value, (list, tuple)):
+            left += value
+    return found
 
 
 _active = threading.local()
@@ -441,7 +459,29 @@ def _check_indent_filter(work: Work, call: _FilterCall) -> None:
 def _check_tojson_filter(work: Work, call: _FilterCall) -> None:
     if _indent_width(call.kwargs.get("indent", 0) or 0) > MAX_JSON_INDENT:
         refuse("writes JSON too wide")
-    work.need(call.size * 6 + call.size // ELEMENT * (MAX_JSON_INDENT + call.argument_size))
+    if call.size * 6 + call.size // ELEMENT * (MAX_JSON_INDENT + call.argument_size) > work.longest:
+        indent = _indent_width(call.kwargs.get("indent", 0) or 0)
+        work.need(json_size(work, call.value, indent, call.argument_size))
+
+
+def json_size(work: Work, value: Any, indent: int, separators: int) -> int:
+    """At most how many characters a value of bounded size has as JSON; the arguments `separators` have so many."""
+    found, left = 0, [(value, 1)]
+    while left:
+        value, depth = left.pop()
+        work.tick()
+        found += JSON_ELEMENT + separators + (1 + indent * depth if indent else 0)
+        if isinstance(value, str):
+            found += len(value) + sum(value.count(each) for each in '"\\')
+            if not value.isprintable():
+                found += 5 * sum(map(value.count, CONTROL_CHARACTERS))
+        elif isinstance(value, dict):
+            left += [(each, depth + 1) for item in value.items() for each in item]
+        elif isinstance(value, (list, tuple)):
+            left += [(each, depth + 1) for each in value]
+        elif isinstance(value, int):
+            found += value.bit_length() // 3
+    return found
 
 
 def _check_number_argument(work: Work, call: _FilterCall) -> None:

@@ -21,16 +21,19 @@ CHARACTER = 4  # a character has at most so many bytes, hence tokens
 
 
 class Detokenizer:
-    """Text of one output, piece by piece, without special tokens.
+    """Text of one output, piece by piece, without special tokens unless they are asked for.
 
     The pieces, with that of `finish`, make up `tokenizer.decode` of all ids; after a prompt, the part that the ids add
     to it. Where the bytes are not UTF-8, each broken sequence becomes U+FFFD and whole characters before it stand, even
     if the decoder, seeing all at once, would have replaced them too.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, include_special_tokens: bool = False
+    ) -> None:
         """`prompt`: the tokens before the output, or the last few of them (`PRIMING` suffice)."""
         self._tokenizer = tokenizer
+        self._hidden = frozenset() if include_special_tokens else tokenizer.special_ids
         self._context: list[int] = []
         self._pending: list[int] = []
         self._known = ""  # text of the context
@@ -70,7 +73,7 @@ class Detokenizer:
         return text
 
     def _visible(self, ids: Iterable[int]) -> list[int]:
-        return [token for token in ids if token not in self._tokenizer.special_ids]
+        return [token for token in ids if token not in self._hidden]
 
     def _text(self, pending: list[int]) -> str:
         """The text that the pending tokens add to the context's text."""

@@ -19,7 +19,7 @@ tokenizer's for the same text, stay as they were drawn.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxctx.model.text.chat import AnswerFrame, ChatTemplate, Message
+from jaxctx.model.text.chat import NO_OPTIONS, AnswerFrame, ChatTemplate, Message, TemplateOptions
 from jaxctx.model.text.tokenizer import Tokenizer
 
 NEAR = 1024  # tokens at the end of a context, where most answers begin
@@ -36,15 +36,22 @@ class Continuation:
 
 
 def continuation(
-    template: ChatTemplate, tokenizer: Tokenizer, before: Sequence[int], messages: Sequence[Message], *, asks: bool
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    before: Sequence[int],
+    messages: Sequence[Message],
+    *,
+    asks: bool,
+    options: TemplateOptions = NO_OPTIONS,
 ) -> Continuation:
     """Messages behind the tokens of a context, of which there are some; `asks` opens an answer behind them.
 
     Raises InvalidArgument naming `messages` if the template refuses them.
     """
-    text, is_anew, frame = template.render_next(messages, add_generation_prompt=asks), False, template.frame
+    frame, is_anew = template.frame, False
+    text = template.render_next(messages, add_generation_prompt=asks, options=options)
     if text is None:
-        text, is_anew = template.render(messages, add_generation_prompt=asks), True
+        text, is_anew = template.render(messages, add_generation_prompt=asks, options=options), True
     if frame is None or (answer := _last_answer(frame, tokenizer, before)) is None:
         return Continuation("", text, "", is_anew)
     if not answer.strip():  # nothing was said yet

@@ -8,11 +8,10 @@ import grpc
 
 from jaxctx.engine.interface import Caller
 from jaxctx_server.auth import Key
-from jaxctx_server.call_record import current_record
+from jaxctx_server.services import make_caller
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 CURRENT_KEY: ContextVar[Key] = ContextVar("key")  # of the call that the running task serves; set by the interceptor
-MAX_DEADLINE_S = 86400.0  # of a call without a deadline: no call waits for ever
 
 
 class CallerFactory:
@@ -25,6 +24,4 @@ class CallerFactory:
     def caller(self, context: Context) -> Caller:
         """Tenant, deadline and trace of the running call."""
         remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
-        deadline = self._clock() + (MAX_DEADLINE_S if remaining_s is None else remaining_s)
-        traceparent = current_record().traceparent
-        return Caller(tenant=CURRENT_KEY.get().tenant, deadline=deadline, traceparent=traceparent)
+        return make_caller(CURRENT_KEY.get(), self._clock, remaining_s)

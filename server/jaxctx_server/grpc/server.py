@@ -1,8 +1,5 @@
 """The gRPC server: its services, its addresses, and the options of its transport."""
 
-import time
-from collections.abc import Callable, Sequence
-
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -14,9 +11,6 @@ from jaxctx.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_serve
 from jaxctx.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server
 from jaxctx.v1.session_service_pb2_grpc import add_SessionServiceServicer_to_server
 from jaxctx.v1.snapshot_service_pb2_grpc import add_SnapshotServiceServicer_to_server
-from jaxctx_server.auth import Key
-from jaxctx_server.call_trace import CallTracer
-from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.grpc.admin_service import AdminServicer
 from jaxctx_server.grpc.caller import CallerFactory
 from jaxctx_server.grpc.context_service import ContextServicer
@@ -26,12 +20,7 @@ from jaxctx_server.grpc.interceptor import CallInterceptor
 from jaxctx_server.grpc.model_service import ModelServicer
 from jaxctx_server.grpc.session_service import SessionServicer
 from jaxctx_server.grpc.snapshot_service import SnapshotServicer
-from jaxctx_server.key_store import KeyStore
-from jaxctx_server.lifecycle import ServerLifecycle
-from jaxctx_server.metrics.server_metrics import ServerMetrics
-from jaxctx_server.service.pipeline import CallPipeline
-from jaxctx_server.service.request_reader import RequestReader
-from jaxctx_server.services import Services
+from jaxctx_server.services import Backend
 
 HEALTH = "grpc.health.v1.Health"
 SERVICES = tuple(service.full_name for service in CONTRACT.values())
@@ -59,36 +48,11 @@ def options(max_calls: int) -> list[tuple[str, int]]:
     ]
 
 
-def make_server(
-    lifecycle: ServerLifecycle,
-    keys: KeyStore | Sequence[Key] | None,
-    *,
-    max_calls: int,
-    clock: Callable[[], float] = time.monotonic,
-    cluster: Cluster = ALONE,
-    is_router: bool = False,
-    metrics: ServerMetrics | None = None,
-    tracer: CallTracer | None = None,
-) -> grpc.aio.Server:
-    """A server without addresses, not started. Must be called on the event loop that will run it.
-
-    `clock` is the engine's clock of deadlines. `is_router`: engines elsewhere answer what needs a model.
-    `metrics` counts its calls and outputs; `tracer` makes spans of its calls, None: nobody does.
-    """
-    if metrics is None:
-        metrics = ServerMetrics(lifecycle, "router" if is_router else "both")
-    reader = RequestReader(lifecycle)
-    pipeline = CallPipeline(
-        KeyStore.of(keys),
-        reader,
-        max_calls=max_calls,
-        incarnation=cluster.incarnation,
-        metrics=metrics.calls,
-        tracer=tracer,
-    )
-    server = grpc.aio.server(interceptors=[CallInterceptor(pipeline)], options=options(max_calls))
-    services = Services.make(lifecycle, clock, cluster.key, is_router=is_router, generations=metrics.generations)
-    callers = CallerFactory(clock)
+def make_server(backend: Backend) -> grpc.aio.Server:
+    """A server without addresses, not started. Must be called on the event loop that will run it."""
+    services, lifecycle = backend.services, backend.lifecycle
+    server = grpc.aio.server(interceptors=[CallInterceptor(backend.pipeline)], options=options(backend.max_calls))
+    callers = CallerFactory(backend.clock)
     add_ContextServiceServicer_to_server(ContextServicer(services.contexts, callers), server)
     add_SnapshotServiceServicer_to_server(SnapshotServicer(services.snapshots, callers), server)
     add_ModelServiceServicer_to_server(ModelServicer(services.models, callers), server)

@@ -1,50 +1,78 @@
 """All HTTP paths in one Starlette application."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.routing import Route
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jaxctx_server.http.backend import connect
-from jaxctx_server.http.errors import EXCEPTION_HANDLERS, http_error_response
+from jaxctx_server.http.errors import EXCEPTION_HANDLERS, OPENAI_ERRORS, HttpError
+from jaxctx_server.http.frontend import Frontend
 from jaxctx_server.http.openai.app import openai_routes
-from jaxctx_server.http.page.programs import programs_page
+from jaxctx_server.http.ops.app import ops_routes
+from jaxctx_server.http.page.programs import page_routes
 from jaxctx_server.http.programs.routes import program_routes
+from jaxctx_server.services import Backend
 
-# Another name would be that of a page from elsewhere that had its name resolve to this machine (DNS rebinding).
-HOST_NAMES = ("localhost", "127.0.0.1")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+ANY_HOST = ("*",)
 
 
-def make_app(server: str) -> Starlette:
-    """The application in front of a gRPC server, "host:port" or "unix:/path". It connects when it starts."""
+@dataclass(frozen=True, slots=True)
+class HttpAccess:
+    """Which names of the server, and which other origins, a browser may use."""
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with connect(server) as app.state.backend:
-            yield
+    allowed_hosts: Sequence[str] = LOOPBACK_NAMES
+    """Values of the header `host`, without a port; "*": any. Without keys another name would be that of a page from
+    elsewhere that had its name resolve to this machine (DNS rebinding)."""
+    cors_origins: Sequence[str] = ()
+    """Origins whose pages may read answers, as "https://example.org"."""
 
-    return Starlette(
-        routes=[*openai_routes(), *program_routes(), Route("/", programs_page)],
-        middleware=[Middleware(HostCheck)],
+
+def make_app(backend: Backend, access: HttpAccess | None = None) -> Starlette:
+    """The application of a server."""
+    access = access or HttpAccess()
+    middleware = [Middleware(HostCheck, allowed_hosts=access.allowed_hosts)]
+    if access.cors_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(access.cors_origins),
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "request-id", "x-session-id", "retry-after"],
+            )
+        )
+    app = Starlette(
+        routes=[*openai_routes(), *program_routes(), *ops_routes(), *page_routes()],
+        middleware=middleware,
         exception_handlers=EXCEPTION_HANDLERS,
-        lifespan=lifespan,
     )
+    app.state.frontend = Frontend(backend=backend)
+    return app
 
 
 class HostCheck:
-    """Middleware that refuses requests for another host than this machine."""
+    """Middleware that refuses requests for another host than those allowed."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str]) -> None:
         self._app = app
+        self._any = "*" in allowed_hosts
+        self._allowed = {host.lower() for host in allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if scope["type"] == "http":
-            host = Request(scope).headers.get("host", "").partition(":")[0]
-            if host.lower() not in HOST_NAMES:
-                app = http_error_response(400, "the host must be localhost")
+        if scope["type"] in ("http", "websocket") and not self._any:
+            if host_name(HTTPConnection(scope).headers.get("host", "")) not in self._allowed:
+                app = OPENAI_ERRORS.response(HttpError(400, "the host is not one of this server's names"))
         await app(scope, receive, send)
+
+
+def host_name(host: str) -> str:
+    """The name in a header `host`, in lower case, without the port. An IPv6 address keeps its brackets."""
+    if host.startswith("["):
+        return host.partition("]")[0].lower() + "]"
+    return host.partition(":")[0].lower()

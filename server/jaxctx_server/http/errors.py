@@ -1,21 +1,24 @@
-"""Errors as HTTP responses: {"error": {"message", "type", "code", "param"}}.
+"""Errors as HTTP responses, in the form of each API.
 
-Errors of the gRPC server keep their reason as `code` and the name of the first wrong field as `param`. Errors of HTTP
-itself (an unknown path, a body that is too large) have the code "HTTP".
+    OpenAI:    {"error": {"message", "type", "code", "param"}}
+    Anthropic: {"type": "error", "error": {"type", "message", ...}}
+
+The status follows from the error's gRPC status. Errors keep their reason (`ErrorReason`) as `code` and the name of the
+first wrong field as `param`. Errors of HTTP itself (an unknown path, a body that is too large) have the code "HTTP".
 """
 
 import json
 import math
-from typing import cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
 
-import grpc
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
-from jaxctx.errors import Internal, JaxctxError
-from jaxctx.rpc import from_rpc_error
+from jaxctx.errors import Internal, InvalidArgument, JaxctxError
 
 JSON_MEDIA_TYPE = "application/json"
 HTTP_STATUS = {  # by the name of the gRPC status; 500 for all others
@@ -32,65 +35,111 @@ HTTP_STATUS = {  # by the name of the gRPC status; 500 for all others
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-CLIENT_GONE_STATUS = 499
-TYPE_OF_HTTP_STATUS = {408: "deadline_exceeded", 503: "unavailable"}  # "invalid_argument" for all others
+STATUS_OF_REASON = {"MODEL_MISMATCH": 409, "WRONG_ROLE": 404}  # where the reason says more than the gRPC status
+TYPE_OF_STATUS = {  # names that clients of both APIs know
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "cancelled",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+HTTP_REASON = "HTTP"
 
 
-def error_json(error: JaxctxError) -> str:
-    """The JSON of an error of the server."""
-    field = error.violations[0].field if error.violations else None
-    body = {"message": error.message, "type": error.code.lower(), "code": error.reason, "param": field}
-    return json.dumps({"error": body}, ensure_ascii=False)
+class HttpError(InvalidArgument):
+    """A request that is refused for what HTTP itself says of it, with a status that no status of gRPC stands for."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message, reason=HTTP_REASON)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """The form that errors have in one API."""
+
+    body: Callable[[JaxctxError], dict[str, Any]]  # what the JSON of an error holds
+    event: Callable[[JaxctxError], str]  # an error as the last server-sent event of a stream
+    request_id_headers: tuple[str, ...] = ("x-request-id",)
+
+    def response(self, error: JaxctxError) -> Response:
+        """The response for an error, with `retry-after` in whole seconds if the error names a time."""
+        headers = {} if error.retry_after_s is None else {"retry-after": str(math.ceil(error.retry_after_s))}
+        return Response(json_text(self.body(error)), http_status(error), headers, JSON_MEDIA_TYPE)
+
+
+def http_status(error: JaxctxError) -> int:
+    """The HTTP status for an error."""
+    if isinstance(error, HttpError):
+        return error.status
+    return STATUS_OF_REASON.get(error.reason, HTTP_STATUS.get(error.code, 500))
+
+
+def error_type(error: JaxctxError) -> str:
+    """The kind of an error, by the names that the APIs share."""
+    return TYPE_OF_STATUS.get(http_status(error), "api_error")
+
+
+def error_field(error: JaxctxError) -> str | None:
+    """The first field that the error names."""
+    return error.violations[0].field if error.violations else None
+
+
+def openai_error_body(error: JaxctxError) -> dict[str, Any]:
+    """An error in the form of the OpenAI API."""
+    code, field = error.reason, error_field(error)
+    return {"error": {"message": error.message, "type": error_type(error), "code": code, "param": field}}
+
+
+def openai_error_event(error: JaxctxError) -> str:
+    """An error as the last event of a stream of the OpenAI API."""
+    return f"data: {json_text(openai_error_body(error))}\n\n"
+
+
+OPENAI_ERRORS = ErrorForm(openai_error_body, openai_error_event)
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON. Lone surrogates, which UTF-8 has not, are escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text if text.isascii() or is_unicode(text) else json.dumps(value, separators=(",", ":"))
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold the text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def http_error_json(status: int, message: str) -> str:
-    """The JSON of an error of HTTP itself."""
-    kind = TYPE_OF_HTTP_STATUS.get(status, "invalid_argument")
-    return json.dumps({"error": {"message": message, "type": kind, "code": "HTTP", "param": None}})
-
-
-def error_response(error: JaxctxError) -> Response:
-    """The response for an error of the server, with `retry-after` in whole seconds if the error names a time."""
-    headers = {} if error.retry_after_s is None else {"retry-after": str(math.ceil(error.retry_after_s))}
-    return Response(error_json(error), HTTP_STATUS.get(error.code, 500), headers, JSON_MEDIA_TYPE)
-
-
-def http_error_response(status: int, message: str) -> Response:
-    """The response for an error of HTTP itself."""
-    return Response(http_error_json(status, message), status, media_type=JSON_MEDIA_TYPE)
-
-
-async def handle_server_error(request: Request, error: Exception) -> Response:
-    """For an error that this process or the client library raised."""
-    return error_response(cast(JaxctxError, error))
-
-
-async def handle_rpc_error(request: Request, error: Exception) -> Response:
-    """For an error with which a call of the gRPC server ended."""
-    return error_response(from_rpc_error(cast(grpc.RpcError, error)))
+    """The JSON of an error of HTTP itself, where no request can be parsed."""
+    return json_text(openai_error_body(HttpError(status, message)))
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:
-    """For an error of HTTP itself."""
+    """For an error of HTTP itself that Starlette raises: an unknown path, a method that a path does not have."""
     http_error = cast(HTTPException, error)
     body = http_error_json(http_error.status_code, http_error.detail)
     return Response(body, http_error.status_code, http_error.headers, JSON_MEDIA_TYPE)
 
 
-async def handle_client_gone(request: Request, error: Exception) -> Response:
-    """For a client that disconnected before its answer, which is not read."""
-    return Response(status_code=CLIENT_GONE_STATUS)
-
-
 async def handle_defect(request: Request, error: Exception) -> Response:
-    """For everything else: a defect. Uvicorn logs its traceback."""
-    return error_response(Internal("internal error of the gateway"))
+    """For an exception outside of every endpoint: a defect. Uvicorn logs its traceback."""
+    return OPENAI_ERRORS.response(Internal("internal error"))
 
 
 EXCEPTION_HANDLERS: dict[type[Exception], ExceptionHandler] = {
-    JaxctxError: handle_server_error,
-    grpc.RpcError: handle_rpc_error,
     HTTPException: handle_http_error,
-    ClientDisconnect: handle_client_gone,
     Exception: handle_defect,
 }

@@ -1,7 +1,7 @@
 """Request messages of the contract out of paths, queries and bodies, and responses as JSON.
 
-Names in JSON are those of the contract. Whether values are within bounds is for the gRPC server to say; here only what
-cannot be such a message is refused.
+Names in JSON are those of the contract. Whether values are within bounds is checked when the call is made; here only
+what cannot be such a message is refused.
 """
 
 import functools
@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
-from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.rules_pb2 import rule
-from jaxctx_server.http.backend import backend_of
+from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.errors import JSON_MEDIA_TYPE
-from jaxctx_server.http.request_body import PARSE_ERRORS, parse_json, read_body
+from jaxctx_server.http.request_body import PARSE_ERRORS, parse_json
 
 SPARE_PARTS = 1000  # that a body may have beside those that its fields may have
 TRUTH = {"true": True, "false": False}
@@ -26,16 +25,15 @@ TRUTH = {"true": True, "false": False}
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-async def message_from_body(request: Request, message: MessageT) -> MessageT:
+async def message_from_body(call: HttpCall, message: MessageT) -> MessageT:
     """The message, with the fields of a JSON body; fields in the path go first.
 
-    Raises InvalidArgument for what cannot be such a message, and HTTPException for a body that is refused unread.
+    Raises InvalidArgument for what cannot be such a message.
     """
-    data = await read_body(request)
-    path_fields = typed_fields(message, request.path_params)
+    path_fields = typed_fields(message, call.request.path_params)
     max_parts = max_json_parts(message.DESCRIPTOR) + SPARE_PARTS
     parse = functools.partial(_parse_message, message=message, path_fields=path_fields, max_parts=max_parts)
-    return await backend_of(request).body_parser.parse(data, parse)
+    return await call.parse_body(parse)
 
 
 def _parse_message(data: bytes, *, message: MessageT, path_fields: dict[str, Any], max_parts: int) -> MessageT:
@@ -47,9 +45,9 @@ def _parse_message(data: bytes, *, message: MessageT, path_fields: dict[str, Any
     return fill_message(message, fields)
 
 
-def message_from_query(request: Request, message: MessageT) -> MessageT:
+def message_from_query(call: HttpCall, message: MessageT) -> MessageT:
     """The message, with the fields of the query; fields in the path go first. Raises as `message_from_body`."""
-    return fill_message(message, typed_fields(message, {**request.query_params, **request.path_params}))
+    return fill_message(message, typed_fields(message, {**call.request.query_params, **call.request.path_params}))
 
 
 def typed_fields(message: Message, texts: dict[str, Any]) -> dict[str, Any]:

@@ -4,21 +4,17 @@ A few bytes of JSON can take much memory and time (an empty list of two bytes ta
 body holds is counted before it is parsed.
 """
 
-import asyncio
 import json
 import re
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf import json_format
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.http.errors import JSON_MEDIA_TYPE
+from jaxctx_server.http.errors import JSON_MEDIA_TYPE, HttpError
 
 MAX_BODY_BYTES = 8 << 20  # as large as a message of the gRPC server
-SMALL_BODY_BYTES = 64 << 10  # larger bodies are parsed on a thread, one at a time
 QUOTED = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 PARSE_ERRORS = (
@@ -32,25 +28,23 @@ PARSE_ERRORS = (
 )
 """Errors of parsing: json_format has none of its own for a body that is no object, or a lone surrogate in a name."""
 
-T = TypeVar("T")
-
 
 async def read_body(request: Request) -> bytes:
     """All of the body.
 
-    Raises HTTPException for a body that is too large, that is compressed, or that is not declared as JSON: a form of
+    Raises HttpError for a body that is too large, that is compressed, or that is not declared as JSON: a form of
     any web page could send such a body without asking this server first.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != JSON_MEDIA_TYPE:
-        raise HTTPException(415, "the body must be application/json")
+        raise HttpError(415, "the body must be application/json")
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise HTTPException(415, "the body must not be compressed: content-encoding is not supported here")
+        raise HttpError(415, "the body must not be compressed: content-encoding is not supported here")
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body must have up to {MAX_BODY_BYTES} bytes")
+            raise HttpError(413, f"the body must have up to {MAX_BODY_BYTES} bytes")
     return bytes(body)
 
 
@@ -71,17 +65,3 @@ def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
         if values > max_values:
             raise InvalidArgument(f"the body must have up to {max_values} values")
     return json.loads(data)
-
-
-class BodyParser:
-    """Parses small bodies at once and large ones on a thread, one at a time, so that these hold up no other request."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def parse(self, data: bytes, parse: Callable[[bytes], T]) -> T:
-        """The result of `parse` for the data."""
-        if len(data) <= SMALL_BODY_BYTES:
-            return parse(data)
-        async with self._lock:
-            return await asyncio.to_thread(parse, data)

@@ -19,18 +19,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from jaxctx.errors import JaxctxError, ResourceExhausted, Unavailable
+from jaxctx.errors import JaxctxError, PermissionDenied, ResourceExhausted, Unavailable
 from jaxctx_server.auth import LOCAL, METHODS, NOBODY, Key, Role
 from jaxctx_server.call_record import CURRENT_RECORD, CallRecord
 from jaxctx_server.call_trace import TRACEPARENT, CallSpan, CallTracer
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.logs import as_error
-from jaxctx_server.metrics.calls import GRPC, CallMetrics
-from jaxctx_server.service.request_reader import RequestReader
+from jaxctx_server.metrics.calls import OTHER, CallMetrics
+from jaxctx_server.service.request_reader import METHOD_OF_REQUEST, RequestReader
 
 log = logging.getLogger("jaxctx.calls")
 MAX_OPEN_CALLS = 64  # calls at once of methods that need no key
@@ -39,6 +39,7 @@ UNTRACED = frozenset(
     ("/jaxctx.v1.AdminService/GetStats", *(method for method, role in METHODS.items() if role is Role.ANYONE)),
 )
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class CallMetadata:
     tenant: str | None  # for whom a router calls
     incarnation: str | None  # of the process that a router means
     traceparent: str | None = None  # W3C trace context of the caller
-    transport: str = GRPC  # "grpc" or "http"
+    transport: str = OTHER  # "grpc" or "http"
     operation: str | None = None  # gen_ai.operation.name of OpenTelemetry: "chat"; None: what the method says
 
 
@@ -147,6 +148,23 @@ class CallPipeline:
         Raises InvalidArgument, ResourceExhausted (QUEUE_FULL), or Unavailable (NOT_SERVING) while the server loads.
         """
         return await self._reader.read(call.metadata.method, call.budget_owner, receive)
+
+    async def parse_body(self, call: Call, data: bytes, parse: Callable[[bytes], T]) -> T:
+        """The result of `parse` for a request that is no message of the contract (JSON), within its caller's budget.
+
+        Raises what `parse` raises, ResourceExhausted (QUEUE_FULL), or Unavailable (NOT_SERVING) while the server loads.
+        """
+        return await self._reader.parse(call.budget_owner, data, parse)
+
+    async def check_request(self, call: Call, request: Message) -> None:
+        """Check a message that a transport made itself, for a call of a service within this call.
+
+        Raises PermissionDenied if the caller's role is too low for the method, and InvalidArgument, ResourceExhausted
+        and Unavailable as `read_request`.
+        """
+        if METHODS[METHOD_OF_REQUEST[request.DESCRIPTOR.full_name]] > call.key.role:
+            raise PermissionDenied("this method needs a key of another role")
+        await self._reader.check(call.budget_owner, request)
 
     def _authorise(self, call: Call) -> Key:
         """The key as the key store has it. The call's gets the tenant that a router names."""

@@ -13,7 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
@@ -43,6 +44,9 @@ REQUEST_TYPES: dict[str, Descriptor] = {
     for service in SERVICES.values()
     for method in service.methods
 }
+# The method that takes a request of this type: each has a type of its own.
+METHOD_OF_REQUEST: dict[str, str] = {kind.full_name: method for method, kind in REQUEST_TYPES.items()}
+T = TypeVar("T")
 
 
 class ScanTooLong(Exception):
@@ -88,6 +92,33 @@ class RequestReader:
                 pass
         return await self._read_large(budget, kind, state, data)
 
+    async def parse(self, owner: Hashable, data: bytes, parse: Callable[[bytes], T]) -> T:
+        """The result of `parse` for bytes that are no message of the contract. `owner` is whose budget it is.
+
+        Raises what `parse` raises, and ResourceExhausted and Unavailable as `read`.
+        """
+        self._lifecycle.served()
+        budget = self._budget(owner)
+        await self._wait_for(budget)
+        return await self._run(budget, len(data), partial(parse, data))
+
+    async def check(self, owner: Hashable, request: Message) -> None:
+        """Validate a request that a transport made of something else. Raises as `read`."""
+        state = self._lifecycle.served()
+        await self._run(self._budget(owner), request.ByteSize(), partial(validate, state.limits, request))
+
+    async def _run(self, budget: Budget, size: int, work: Callable[[], T]) -> T:
+        """The result of work on so many bytes: of few at once, of many on the thread."""
+        if size <= MAX_UNSCANNED_BYTES:
+            return work()
+        if size <= MAX_INLINE_BYTES:
+            started = time.perf_counter()
+            try:
+                return work()
+            finally:
+                self._charge(budget, time.perf_counter() - started)
+        return await self._run_large(budget, size, work)
+
     def _read_inline(self, budget: Budget, kind: Descriptor, state: ServingState, data: bytes) -> Message:
         """Read a request on the event loop. Raises ScanTooLong if it has too many fields for that."""
         started = time.perf_counter()
@@ -99,6 +130,10 @@ class RequestReader:
 
     async def _read_large(self, budget: Budget, kind: Descriptor, state: ServingState, data: bytes) -> Message:
         """Read a request on the thread, after the caller's other large ones."""
+        return await self._run_large(budget, len(data), partial(scan_parse_and_validate, kind, state, data))
+
+    async def _run_large(self, budget: Budget, size: int, work: Callable[[], T]) -> T:
+        """The result of work on the thread, after the caller's other large requests."""
         if budget.large_requests >= MAX_LARGE_REQUESTS:
             message = f"{MAX_LARGE_REQUESTS} large requests of this caller are being read"
             raise ResourceExhausted(message, reason="QUEUE_FULL", retry_after_s=1.0)
@@ -106,16 +141,16 @@ class RequestReader:
         try:
             async with budget.turn:
                 await self._wait_for(budget)
-                return await self._read_on_thread(budget, kind, state, data)
+                return await self._run_on_thread(budget, size, work)
         finally:
             budget.large_requests -= 1
 
-    async def _read_on_thread(self, budget: Budget, kind: Descriptor, state: ServingState, data: bytes) -> Message:
-        reading = LargeRead(kind, state, data)
+    async def _run_on_thread(self, budget: Budget, size: int, work: Callable[[], T]) -> T:
+        timed = TimedWork(work)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, reading.run)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, timed.run)
         finally:
-            self._charge(budget, len(data) * RECEIVE_S_PER_BYTE + CONVERSION_FACTOR * reading.thread_s)
+            self._charge(budget, size * RECEIVE_S_PER_BYTE + CONVERSION_FACTOR * timed.thread_s)
 
     def _budget(self, owner: Hashable) -> Budget:
         if len(self._budgets) > MAX_IDLE_BUDGETS:
@@ -137,23 +172,26 @@ class RequestReader:
         budget.free_at = max(budget.free_at, self._clock() - BURST_S) + cost_s / SHARE
 
 
-class LargeRead:
-    """The reading of one large request on a thread, and the processor time that it took there."""
+class TimedWork(Generic[T]):
+    """Work for a large request on a thread, and the processor time that it took there."""
 
-    def __init__(self, kind: Descriptor, state: ServingState, data: bytes) -> None:
-        self._kind = kind
-        self._state = state
-        self._data = data
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
         self.thread_s = 0.0
 
-    def run(self) -> Message:
-        """The valid request. Raises InvalidArgument."""
+    def run(self) -> T:
+        """The result of the work. Raises what that raises."""
         started = time.thread_time()
         try:
-            scan(self._kind, scan_limits(self._state), self._data, pause)
-            return parse_and_validate(self._kind, self._state, self._data)
+            return self._work()
         finally:
             self.thread_s = time.thread_time() - started
+
+
+def scan_parse_and_validate(kind: Descriptor, state: ServingState, data: bytes) -> Message:
+    """The valid message of that type, for the thread of large requests. Raises InvalidArgument."""
+    scan(kind, scan_limits(state), data, pause)
+    return parse_and_validate(kind, state, data)
 
 
 def parse_and_validate(kind: Descriptor, state: ServingState, data: bytes) -> Message:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from google.protobuf.message import Message
 
 from jaxctx.types import EngineInfo
+from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import ForkRequest, ForwardRequest, GenerateRequest
 from jaxctx.v1.forward_pb2 import ForwardOutputParams
 from jaxctx.v1.session_service_pb2 import CallOutput
@@ -62,6 +63,15 @@ def _generate_in_context(request: GenerateRequest, limits: Limits) -> Violations
         yield "n", "must be 1 where an output is resumed"
 
 
+def _chat(chat: ChatMessages, limits: Limits) -> Violations:
+    if not chat.continue_final_message:
+        return
+    if chat.add_generation_prompt:
+        yield "add_generation_prompt", "must not be true with continue_final_message"
+    if chat.messages and (chat.messages[-1].role != "assistant" or chat.messages[-1].tool_calls):
+        yield "continue_final_message", "needs a last message of the assistant, without tool_calls"
+
+
 def _fork(request: ForkRequest, limits: Limits) -> Violations:
     ids = len(request.child_ids)
     if ids and request.HasField("n") and request.n != ids:
@@ -105,6 +115,7 @@ def _versions(request: ListSnapshotVersionsRequest, limits: Limits) -> Violation
 
 # By message type, also of messages within a request.
 CROSS_FIELD_RULES: dict[type[Message], Callable[[Any, Limits], Violations]] = {
+    ChatMessages: _chat,
     GenerateRequest: _generate_in_context,
     CallOutput: _generate,
     ForkRequest: _fork,

@@ -10,7 +10,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,11 +233,28 @@ def _unique(values: Sequence[Any]) -> Violations:
         seen.add(value)
 
 
-def _total_bytes(max_total_bytes: int, messages: Sequence[Message]) -> Violations:
-    """Check the size of all texts of a list of messages together. A text that is too large alone is reported alone."""
-    sizes = [utf8_size(value) for message in messages for _, value in message.ListFields() if isinstance(value, str)]
-    if sum(sizes) > max_total_bytes >= max(sizes):
+def _total_bytes(max_total_bytes: int, values: Sequence[str] | Sequence[Message]) -> Violations:
+    """Check the size of all texts of a list together. A text that is too large alone is reported alone."""
+    total = largest = 0
+    for text in _texts(values):
+        size = utf8_size(text)
+        total += size
+        largest = max(largest, size)
+    if total > max_total_bytes >= largest:
         yield "", f"must be up to {max_total_bytes} bytes together"
+
+
+def _texts(values: Iterable[str] | Iterable[Message]) -> Iterator[str]:
+    """The texts of a list, those of the messages inside its messages included."""
+    for value in values:
+        if isinstance(value, str):
+            yield value
+            continue
+        for field, inner in value.ListFields():
+            if isinstance(inner, str):
+                yield inner
+            elif field.is_repeated and field.type in (field.TYPE_STRING, field.TYPE_MESSAGE):
+                yield from _texts(inner)
 
 
 def _ranges(high: float, bounds: Sequence[int]) -> Violations:

@@ -32,7 +32,7 @@ SHARED: dict[str, Any] = {
     "ignore_eos": True,
     "include_stop": True,
 }
-GENERATE = SHARED | {"logprobs": True, "top_logprobs": 4, "resume_tokens": 1}
+GENERATE = SHARED | {"logprobs": True, "top_logprobs": 4, "resume_tokens": 1, "include_special_tokens": True}
 BESIDE_OPTIONS = {"context_id", "n", "sampling"}  # fields of every request for an output
 CALL_OUTPUT = SHARED | {"criterion": jaxctx.Criterion.LATENCY}
 

@@ -24,6 +24,25 @@ REFUSED_HERE: list[tuple[str, Any, str]] = [
         "messages.messages[1].content",
     ),
     ("messages", lambda context, client: client.apply_chat_template([{"role": "\udc00"}]), "messages.messages[0].role"),
+    (
+        "messages",
+        lambda context, client: context.fill(
+            messages=[{"role": "a", "tool_calls": [{"name": "f", "arguments": {1j}}]}]
+        ),
+        "messages[0].tool_calls[0].arguments",
+    ),
+    (
+        "messages",
+        lambda context, client: context.fill(messages=[{"role": "a", "tool_calls": [{"name": 7}]}]),
+        "messages.messages[0].tool_calls[0].name",
+    ),
+    (
+        "messages",
+        lambda context, client: context.plan(messages=[], chat_options={"template_arguments": {"a": math.nan}}),
+        "template_arguments",
+    ),
+    ("messages", lambda context, client: context.fill(messages=[], chat_options={"tools": "[]"}), "tools"),
+    ("messages", lambda context, client: context.fill(messages=[], chat_options={"tools": [{"a": set()}]}), "tools[0]"),
     ("generate", lambda context, client: context.complete(max_tokens=2**40), "max_tokens"),
     ("generate", lambda context, client: context.complete(temperature="hot"), "sampling.temperature"),
     ("generate", lambda context, client: context.complete(seed=2**70), "sampling.seed"),
@@ -56,7 +75,7 @@ async def test_what_no_message_can_hold_is_refused_by_name(either: Any, client: 
         {"text": "a", "tokens": [1]},
         {"tokens": [], "messages": []},
         {"text": [1, 2]},
-        {"messages": [{"role": "user", "content": "x", "name": "y"}]},
+        {"messages": [{"role": "user", "content": "x", "weight": 1}]},
     ],
     ids=["none", "two", "two empty", "tokens as text", "unknown key"],
 )
@@ -102,3 +121,28 @@ async def test_passes_that_no_message_can_hold(either: Any, client: Any, argumen
     with pytest.raises(errors.InvalidArgument) as raised:
         await either(context.forward(**{"tokens": [1], **arguments}))
     assert [violation.field for violation in raised.value.violations] == [field]
+
+
+async def test_objects_of_messages_are_sent_as_json(either: Any, client: Any, fake: Any) -> None:
+    context = await either(client.create())
+    calls = [{"id": "1", "name": "f", "arguments": {"é": [1, None]}}, {"name": "g", "arguments": '{"as": "it is"}'}]
+    messages = [
+        {"role": "assistant", "reasoning": "so", "tool_calls": calls},
+        {"role": "tool", "content": "r", "tool_call_id": "1", "name": "f"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}}, '{"type": "function"}']
+    options = {"tools": tools, "template_arguments": {"enable_thinking": False}, "continue_final_message": True}
+    await either(context.fill(messages=messages, chat_options=options))
+    (request,) = fake.requests["Fill"]
+    first, second = request.messages.messages
+    assert [call.arguments for call in first.tool_calls] == ['{"é": [1, null]}', '{"as": "it is"}']
+    assert (first.reasoning, second.tool_call_id, second.name) == ("so", "1", "f")
+    assert list(request.messages.tools) == ['{"type": "function", "function": {"name": "f"}}', '{"type": "function"}']
+    assert request.messages.template_arguments == '{"enable_thinking": false}'
+    assert request.messages.continue_final_message
+
+
+async def test_a_chat_option_that_does_not_exist_is_a_type_error(either: Any, client: Any) -> None:
+    context = await either(client.create())
+    with pytest.raises(TypeError, match="tolls"):
+        await either(context.fill(messages=[{"role": "u"}], chat_options={"tolls": []}))

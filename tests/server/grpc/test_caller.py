@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from jaxctx.engine.interface import Caller
 from jaxctx_server.auth import Key, Role
 from jaxctx_server.call_record import CURRENT_RECORD, CallRecord
-from jaxctx_server.grpc.caller import CURRENT_KEY, MAX_DEADLINE_S, CallerFactory
+from jaxctx_server.grpc.caller import CURRENT_KEY, CallerFactory
+from jaxctx_server.services import MAX_DEADLINE_S
 
 
 class CallContext:
@@ -49,7 +51,7 @@ def test_a_call_without_a_deadline_has_one_all_the_same() -> None:
 def test_a_call_that_was_not_admitted_has_no_caller() -> None:
     context: Any = CallContext(1.0)
     with pytest.raises(LookupError):
-        CallerFactory(lambda: 1000.0).caller(context)
+        contextvars.Context().run(CallerFactory(lambda: 1000.0).caller, context)
 
 
 def test_the_trace_is_that_of_the_running_call() -> None:

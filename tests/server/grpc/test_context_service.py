@@ -10,7 +10,7 @@ from jaxctx.engine.interface import Caller
 from jaxctx.types import ContextState, FinishReason, GeneratePiece, SamplingParams, TokenLogprob, UpdateContextRequest
 from jaxctx.v1 import context_pb2, generation_pb2
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx_server.grpc.caller import MAX_DEADLINE_S
+from jaxctx_server.services import MAX_DEADLINE_S
 
 
 async def create(grpc_server: Any, **fields: Any) -> Any:

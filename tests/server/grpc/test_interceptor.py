@@ -19,7 +19,7 @@ from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import (
     model_service_pb2,
 )
-from jaxctx_server.grpc.caller import MAX_DEADLINE_S
+from jaxctx_server.services import MAX_DEADLINE_S
 from tests.server.harness import create, eventually, failure
 
 

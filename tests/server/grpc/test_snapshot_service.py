@@ -13,7 +13,7 @@ from jaxctx.types import ForwardOutputParams, OpenRequest, SamplingParams, SaveR
 from jaxctx.v1 import context_pb2, forward_pb2, lifetime_pb2, snapshot_pb2
 from jaxctx.v1 import context_service_pb2 as contexts
 from jaxctx.v1 import snapshot_service_pb2 as pb
-from jaxctx_server.grpc.caller import MAX_DEADLINE_S
+from jaxctx_server.services import MAX_DEADLINE_S
 
 MINUTE = {"seconds": 60, "nanos": 500_000_000}
 EXPIRY = lifetime_pb2.Expiry(

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-import uvicorn
-
-from jaxctx_server.http.app import make_app
-from jaxctx_server.http.serve import uvicorn_config
+from jaxctx_server.http.app import HttpAccess, make_app
+from jaxctx_server.http.server import HttpServer, bind_tcp
+from jaxctx_server.services import Backend
 
 JSON_HEADERS = {"content-type": "application/json"}
 GREEDY = {"sampling": {"temperature": 0}, "ignore_eos": True}
@@ -79,27 +76,11 @@ def output_of(tokens: int = 8, **fields: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def http_server(server: str) -> AsyncIterator[HttpClient]:
-    """An HTTP server in front of a gRPC server, in the event loop of the test."""
-    web = uvicorn.Server(uvicorn_config(make_app(server), 0, log_config=None))
-    serving = asyncio.create_task(web.serve())
-    while not web.started:
-        await asyncio.sleep(0.01)
-    yield HttpClient(web.servers[0].sockets[0].getsockname()[1])
-    web.should_exit = True
-    await serving
-
-
-@asynccontextmanager
-async def http_command(server: str) -> AsyncIterator[HttpClient]:
-    """`jaxctx-serve http` in front of a gRPC server, as a process."""
-    command = (sys.executable, "-m", "jaxctx_server.cli", "http", "--server", server, "--http-port", "0")
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    assert process.stderr is not None
-    async with asyncio.timeout(60):
-        while not (found := re.search(rb"http://127\.0\.0\.1:(\d+)", await process.stderr.readline())):
-            assert process.returncode is None
-        yield HttpClient(int(found[1]))
-        process.terminate()
-        await process.communicate()
-        assert process.returncode == 0
+async def http_server(backend: Backend, access: HttpAccess | None = None) -> AsyncIterator[HttpClient]:
+    """An HTTP server of a backend, in the event loop of the test."""
+    server = HttpServer(make_app(backend, access), bind_tcp("127.0.0.1", 0))
+    await server.start()
+    try:
+        yield HttpClient(server.port)
+    finally:
+        await server.close()

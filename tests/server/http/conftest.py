@@ -1,4 +1,4 @@
-"""An HTTP server in front of a whole server: engine on the echo model, gRPC on a free port."""
+"""A whole server: engine on the echo model, HTTP on a free port, and gRPC where a test asks for a client of it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.e2e.conftest import address, client, engine, engine_config, keys, two_tenants
+from jaxctx_server.services import Backend
+from tests.e2e.conftest import address, backend, client, engine, engine_config, keys, two_tenants
 from tests.engines import make_engine
 from tests.server.http.client import HttpClient, http_server
 
-__all__ = ["address", "client", "engine", "engine_config", "keys", "make_engine", "two_tenants"]
+__all__ = ["address", "backend", "client", "engine", "engine_config", "keys", "make_engine", "two_tenants"]
 
 
 @pytest.fixture
-async def web(address: str) -> AsyncIterator[HttpClient]:
-    async with http_server(address) as web:
+async def web(backend: Backend) -> AsyncIterator[HttpClient]:
+    async with http_server(backend) as web:
         yield web
 
 

@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.http import messages, request_body
+from jaxctx_server.http import endpoint, request_body
 from jaxctx_server.http.request_body import MAX_BODY_BYTES, parse_json, read_body
 from tests.server.http.client import HttpClient
 
@@ -31,7 +31,7 @@ async def test_half_a_body(web: HttpClient, caplog: pytest.LogCaptureFixture, mo
         begun.set()
         return await read_body(request)
 
-    monkeypatch.setattr(messages, "read_body", recorded)
+    monkeypatch.setattr(endpoint, "read_body", recorded)
     _, writer = await asyncio.open_connection("127.0.0.1", web.port)
     head = "POST /v1/session HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: 100\r\n\r\n{{".encode())

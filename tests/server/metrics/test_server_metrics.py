@@ -21,6 +21,7 @@ from jaxctx_server.metrics.calls import CODES, OTHER, REASONS, TRANSPORTS
 from jaxctx_server.metrics.generations import FINISH_REASONS
 from jaxctx_server.metrics.server_metrics import ServerMetrics
 from jaxctx_server.metrics.table import ENGINE_COUNTERS, METRICS, ROUTER_METRICS, SERVER_METRICS, VLLM_METRICS
+from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
 from tests.server.fake_engine import STATS, FakeEngine
 from tests.server.harness import KEYS, bearer, failure
@@ -168,8 +169,8 @@ async def test_a_router_has_the_load_of_its_engines(router: FakeRouter) -> None:
 async def test_labels_come_from_closed_sets_whatever_callers_send(text: ModelText, limits: Limits) -> None:
     """Tenants, keys, contexts and request ids are in requests, and in no metric."""
     lifecycle, engine = ServerLifecycle(), FakeEngine()
-    metrics = ServerMetrics(lifecycle)
-    server = make_server(lifecycle, KEYS, max_calls=10, clock=lambda: 1000.0, metrics=metrics)
+    backend = Backend.make(lifecycle, KEYS, max_calls=10, clock=lambda: 1000.0)
+    metrics, server = backend.metrics, make_server(backend)
     port = server.add_insecure_port("127.0.0.1:0")
     lifecycle.set_ready(ServingState.of(engine, text, limits))
     await server.start()

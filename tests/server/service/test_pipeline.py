@@ -190,7 +190,7 @@ FILL = "/jaxctx.v1.ContextService/Fill"
 
 def call_of(method: str = FILL, secret: str | None = None, **metadata: Any) -> Call:
     """A call as any transport describes it."""
-    fields = dict.fromkeys(("request_id", "tenant", "incarnation")) | metadata
+    fields = dict.fromkeys(("request_id", "tenant", "incarnation")) | {"transport": "grpc"} | metadata
     authorization = None if secret is None else f"Bearer {secret}"
     return Call(CallMetadata(method=method, peer="a connection", authorization=authorization, **fields))
 

@@ -22,6 +22,7 @@ from jaxctx_server.grpc.server import make_server
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.service import request_reader
 from jaxctx_server.service.request_reader import RequestReader
+from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
 from tests.server.harness import KEYS, bearer, create, failure, method_of
 from tests.server.validate.wire_format import field
@@ -174,7 +175,7 @@ async def test_who_has_no_key_is_refused_before_anything_is_received(open_grpc_s
 async def test_a_router_counts_what_it_passes_on(method: str, number: int, name: str) -> None:
     """It has no model, and so no limits of its own; an engine's would be none to it while that is away."""
     lifecycle = ServerLifecycle()
-    server = make_server(lifecycle, None, max_calls=10, is_router=True)
+    server = make_server(Backend.make(lifecycle, None, max_calls=10, is_router=True))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     lifecycle.set_ready(ServingState.router(Limits(queue_limit=64)))

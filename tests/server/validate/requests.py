@@ -42,12 +42,40 @@ TOKENS: list[Any] = [
     ({"ids": [3, 4, 512]}, "tokens.ids[2]"),
     ({"ids": [-1]}, "tokens.ids[0]"),
 ]
+CHAT: Any = {"messages": [{"role": "user", "content": "c"}]}
+CALLING: Any = {"role": "assistant", "tool_calls": [{"name": "f"}]}
 MESSAGES: list[Any] = [
     {"messages": []},
     {"messages": [{"role": "u"}] * 1025},
     {"messages": [{"role": "u", "content": "x" * (1 << 20)}] * 3},
     ({"messages": [{"role": "user"}, {"role": "", "content": "c"}]}, "messages.messages[1].role"),
     ({"messages": [{"role": "r" * 65}]}, "messages.messages[0].role"),
+    ({"messages": [{"role": "a", "name": "n" * 257}]}, "messages.messages[0].name"),
+    ({"messages": [{"role": "a", "tool_call_id": "i" * 257}]}, "messages.messages[0].tool_call_id"),
+    ({"messages": [{"role": "a", "reasoning": BIG}]}, "messages.messages[0].reasoning"),
+    ({"messages": [{"role": "a", "tool_calls": [{"name": "f"}] * 129}]}, "messages.messages[0].tool_calls"),
+    ({"messages": [{"role": "a", "tool_calls": [{"id": "i"}]}]}, "messages.messages[0].tool_calls[0].name"),
+    (
+        {"messages": [{"role": "a", "tool_calls": [{"name": "f", "arguments": BIG}]}]},
+        "messages.messages[0].tool_calls[0].arguments",
+    ),
+    # Texts count together, wherever they are.
+    {
+        "messages": [
+            {"role": "a", "content": "x" * (1 << 20), "tool_calls": [{"name": "f", "arguments": "x" * (1 << 20)}]}
+        ]
+    },
+    {"messages": [{"role": "a", "content": "x" * (1 << 20), "reasoning": "x" * (1 << 20)}]},
+    ({**CHAT, "tools": ["{}"] * 129}, "messages.tools"),
+    ({**CHAT, "tools": ["x" * (1 << 19)] * 3}, "messages.tools"),
+    ({**CHAT, "tools": ["{}", ""]}, "messages.tools[1]"),
+    ({**CHAT, "template_arguments": "x" * 65_537}, "messages.template_arguments"),
+    ({**CHAT, "continue_final_message": True}, "messages.continue_final_message"),
+    ({"messages": [CALLING], "continue_final_message": True}, "messages.continue_final_message"),
+    (
+        {"messages": [{"role": "assistant"}], "continue_final_message": True, "add_generation_prompt": True},
+        "messages.add_generation_prompt",
+    ),
 ]
 # Of each request, each field: ANY, or values to refuse, with the path in the message where it says more than the field.
 TABLE: dict[str, dict[str, Any]] = {
@@ -99,6 +127,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "stop_token_ids": [[1] * 65, ([1, 512], "stop_token_ids[1]"), ([-1], "stop_token_ids[0]")],
         "ignore_eos": ANY,
         "include_stop": ANY,
+        "include_special_tokens": ANY,
         "resume_tokens": [-1, 16, 10_000],  # below max_tokens
     },
     "ForkRequest": {

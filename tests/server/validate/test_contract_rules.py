@@ -77,8 +77,8 @@ def violating(field: Any, rule: Any, limits: Any) -> list[tuple[Any, str]]:
     if rule.unique:
         found += [([one, one], "[1]")]
     if rule.max_total_bytes:
-        text = next(each.name for each in kind.fields if each.name == "content")
-        found += [([{"role": "r", text: "x" * (rule.max_total_bytes // 2)}] * 3, "")]
+        text = "x" * (rule.max_total_bytes // 2)
+        found += [([text] * 3 if kind is None else [{"role": "r", "content": text}] * 3, "")]
     if rule.ranges:
         high = getattr(limits, rule.lte_of)
         return found + [(bounds, "") for bounds in ([1], [-1, 2], [2, 2], [3, 2], [0, 3, 2, 4], [0, high + 1])]
@@ -123,6 +123,10 @@ def around(message_type: Any, path: str, value: Any) -> dict[str, Any]:
         needed["tokens"] = [1]
     if message_type.name == "ChatMessage" and name != "role":
         needed["role"] = "user"
+    if message_type.name == "ToolCall" and name != "name":
+        needed["name"] = "f"
+    if message_type.name == "ChatMessages" and name != "messages":
+        needed["messages"] = [{"role": "assistant"}]
     if message_type.name == "ApplyChatTemplateRequest" and name != "messages":
         needed["messages"] = {"messages": [{"role": "user"}]}
     rule = field.GetOptions().Extensions[rules_pb2.rule]

@@ -2,18 +2,22 @@
 
 from starlette.routing import Route
 
-from jaxctx_server.http.headers import api_route
+from jaxctx_server.http.endpoint import api_route
 from jaxctx_server.http.openai.chat import chat_completions
 from jaxctx_server.http.openai.completions import completions
 from jaxctx_server.http.openai.models import get_model, list_models
+
+GENERATE = "/jaxctx.v1.ContextService/Generate"
+LIST_MODELS = "/jaxctx.v1.ModelService/ListModels"
+GET_MODEL = "/jaxctx.v1.ModelService/GetModel"
 
 
 def openai_routes() -> list[Route]:
     """All paths of the OpenAI API."""
     return [
-        api_route("/v1/completions", completions, ["POST"]),
-        api_route("/v1/chat/completions", chat_completions, ["POST"]),
-        api_route("/v1/models", list_models),
-        api_route("/v1/models/", list_models),
-        api_route("/v1/models/{model_id:path}", get_model),  # ids may have slashes
+        api_route("/v1/completions", completions, ["POST"], method=GENERATE),
+        api_route("/v1/chat/completions", chat_completions, ["POST"], method=GENERATE),
+        api_route("/v1/models", list_models, method=LIST_MODELS),
+        api_route("/v1/models/", list_models, method=LIST_MODELS),
+        api_route("/v1/models/{model_id:path}", get_model, method=GET_MODEL),  # ids may have slashes
     ]

@@ -2,20 +2,20 @@
 
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import FillRequest
+from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.openai.fields import NOTHING, UNSUPPORTED_MESSAGE_FIELDS
 from jaxctx_server.http.openai.generation import answer
 from jaxctx_server.http.openai.request import Json, check_asks_for_nothing, check_entries, set_field
 
 
-async def chat_completions(request: Request) -> Response:
+async def chat_completions(call: HttpCall) -> Response:
     """POST /v1/chat/completions."""
-    return await answer(ChatForm(), request)
+    return await answer(ChatForm(), call)
 
 
 class ChatForm:

@@ -2,19 +2,19 @@
 
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import FillRequest
+from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.openai.generation import answer
 from jaxctx_server.http.openai.request import Json, set_field
 from jaxctx_server.http.request_body import PARSE_ERRORS
 
 
-async def completions(request: Request) -> Response:
+async def completions(call: HttpCall) -> Response:
     """POST /v1/completions."""
-    return await answer(CompletionsForm(), request)
+    return await answer(CompletionsForm(), call)
 
 
 class CompletionsForm:

@@ -6,35 +6,35 @@ Answers have the fields of both: OpenAI's (`data`; `id`, `object`, …) and the 
 
 from typing import Any
 
-import grpc
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jaxctx.rpc import from_rpc_error
+from jaxctx.errors import JaxctxError
 from jaxctx.v1.model_service_pb2 import GetModelRequest, ListModelsRequest, Model
-from jaxctx_server.http.backend import backend_of, call_unary
+from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.messages import fill_message, message_fields
 from jaxctx_server.http.openai.errors import with_openai_names
 
 MODELS_PER_PAGE = 1000  # without `limit`: OpenAI's API has no pages here
 
 
-async def list_models(request: Request) -> Response:
+async def list_models(call: HttpCall) -> Response:
     """GET /v1/models: all models, or a page of them by `limit` and `page_token`."""
-    page = {name: request.query_params[name] for name in ("limit", "page_token") if name in request.query_params}
+    page = {
+        name: call.request.query_params[name] for name in ("limit", "page_token") if name in call.request.query_params
+    }
     message = fill_message(ListModelsRequest(limit=MODELS_PER_PAGE), page)
-    response = await call_unary(request, backend_of(request).models.ListModels, message)
+    response = await call.unary(call.services.models.list_models, message)
     models = [openai_model(model) for model in response.models]
     return JSONResponse({"object": "list", "data": models, **message_fields(response)})
 
 
-async def get_model(request: Request) -> Response:
+async def get_model(call: HttpCall) -> Response:
     """GET /v1/models/ID."""
-    message = fill_message(GetModelRequest(), {"model_id": request.path_params["model_id"]})
+    message = fill_message(GetModelRequest(), {"model_id": call.request.path_params["model_id"]})
     try:
-        response = await call_unary(request, backend_of(request).models.GetModel, message)
-    except grpc.RpcError as error:
-        raise with_openai_names(from_rpc_error(error), {"model_id": "model"}) from error
+        response = await call.unary(call.services.models.get_model, message)
+    except JaxctxError as error:
+        raise with_openai_names(error, {"model_id": "model"}) from None
     return JSONResponse({**openai_model(response.model), **message_fields(response)})
 
 

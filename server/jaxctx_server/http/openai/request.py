@@ -27,7 +27,6 @@ from jaxctx_server.http.request_body import PARSE_ERRORS, parse_json
 
 MAX_VALUES = 1 << 20  # of a body: the token ids of a prompt
 MAX_PARTS = 1 << 16  # of a body: its texts, names, lists and objects
-ABANDONED_TTL = {"duration": "60s", "sliding": True}  # of a context that nobody closed, as this process died
 
 Json = Mapping[str, Any]
 
@@ -70,7 +69,6 @@ def parse_request(form: ApiForm, data: bytes) -> CompletionRequest:
     if "best_of" in fields and fields["best_of"] != fields.get("n", 1):
         raise InvalidArgument.field("best_of", "must be n: all outputs are told")
     create, fill, generate = CreateContextRequest(), FillRequest(), GenerateRequest()
-    json_format.ParseDict({"ttl": ABANDONED_TTL}, create)
     stream = parse_truth("stream", fields.get("stream", False))
     include_usage = parse_include_usage(fields)
     for name, contract_name in CREATE_FIELDS.items():
@@ -81,9 +79,6 @@ def parse_request(form: ApiForm, data: bytes) -> CompletionRequest:
             set_field(generate, contract_name, fields[name], name)
     set_sampling(fields, generate)
     form.fill_prompt(fields, fill)
-    # With one output the prompt is computed in the first step of that. With several it is computed before, as no output
-    # says what their common prompt cost.
-    fill.defer = generate.n <= 1
     return CompletionRequest(
         create=create,
         fill=fill,

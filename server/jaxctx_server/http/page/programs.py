@@ -6,13 +6,22 @@ The page reads the same paths as any other client, with the key that its user ty
 import secrets
 from pathlib import Path
 
-from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.endpoint import api_route
 
 PAGE = Path(__file__).with_name("programs.html")
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"  # no key needed: the page holds no data
 
 
-async def programs_page(request: Request) -> Response:
+def page_routes() -> list[Route]:
+    """The path of the page."""
+    return [api_route("/", programs_page, method=HEALTH_CHECK)]
+
+
+async def programs_page(call: HttpCall) -> Response:
     """The page. Its content security policy lets it run its own script only, and reach this server only."""
     nonce = secrets.token_urlsafe(16)
     policy = (

@@ -1,169 +1,167 @@
 """The paths of programs. Each handler is named after the method of the contract that it calls."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
-import grpc
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxctx.convert import graph_task_from_proto, variable_info_from_proto
-from jaxctx.rpc import from_rpc_error
+from jaxctx.errors import JaxctxError
 from jaxctx.types import VariableInfo
 from jaxctx.v1 import session_service_pb2 as pb
 from jaxctx_server.graph_svg import graph_svg
-from jaxctx_server.http.backend import backend_of, call_stream, call_unary, read_stream
-from jaxctx_server.http.errors import error_json
-from jaxctx_server.http.headers import api_route
-from jaxctx_server.http.messages import message_from_body, message_from_query, message_json, message_response
+from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.endpoint import EventStream, Handler, api_route
+from jaxctx_server.http.errors import ErrorForm, openai_error_body
+from jaxctx_server.http.events import DONE, data_event, typed_event
+from jaxctx_server.http.messages import message_fields, message_from_body, message_from_query, message_response
 
 VARIABLES_PER_PAGE = 1000
+
+
+def error_event(error: JaxctxError) -> str:
+    """An error as the last event of a stream, with a type of its own."""
+    return typed_event("error", openai_error_body(error))
+
+
+PROGRAM_ERRORS = ErrorForm(openai_error_body, error_event)
 
 
 def program_routes() -> list[Route]:
     """All paths of programs."""
     return [
-        api_route("/v1/session", create_session, ["POST"]),
-        api_route("/v1/session", list_sessions),
-        api_route("/v1/session/{session_id}", get_session),
-        api_route("/v1/session/{session_id}", delete_session, ["DELETE"]),
-        api_route("/v1/session/{session_id}/graph", get_graph),
-        api_route("/v1/session/{session_id}/graph.svg", get_graph_svg),
-        api_route("/v1/semantic_var", create_variable, ["POST"]),
-        api_route("/v1/semantic_var", list_variables),
-        api_route("/v1/semantic_var/{variable_id}", set_variable, ["PUT"]),
-        api_route("/v1/semantic_var/{variable_id}", get_variable),
-        api_route("/v1/semantic_var/{variable_id}/text", read_variable),
-        api_route("/v1/semantic_call", submit_call, ["POST"]),
-        api_route("/v1/native_call", submit_call, ["POST"]),
-        api_route("/v1/semantic_call/{call_id}", cancel_call, ["DELETE"]),
+        program_route("/v1/session", create_session, "CreateSession", ["POST"]),
+        program_route("/v1/session", list_sessions, "ListSessions"),
+        program_route("/v1/session/{session_id}", get_session, "GetSession"),
+        program_route("/v1/session/{session_id}", delete_session, "DeleteSession", ["DELETE"]),
+        program_route("/v1/session/{session_id}/graph", get_graph, "GetGraph"),
+        program_route("/v1/session/{session_id}/graph.svg", get_graph_svg, "GetGraph"),
+        program_route("/v1/semantic_var", create_variable, "CreateVariable", ["POST"]),
+        program_route("/v1/semantic_var", list_variables, "ListVariables"),
+        program_route("/v1/semantic_var/{variable_id}", set_variable, "SetVariable", ["PUT"]),
+        program_route("/v1/semantic_var/{variable_id}", get_variable, "GetVariable"),
+        program_route("/v1/semantic_var/{variable_id}/text", read_variable, "ReadVariable"),
+        program_route("/v1/semantic_call", submit_call, "SubmitCall", ["POST"]),
+        program_route("/v1/native_call", submit_call, "SubmitCall", ["POST"]),
+        program_route("/v1/semantic_call/{call_id}", cancel_call, "CancelCall", ["DELETE"]),
     ]
 
 
-async def create_session(request: Request) -> Response:
+def program_route(path: str, handler: Handler, method: str, methods: Sequence[str] = ("GET",)) -> Route:
+    """A route that stands for a method of SessionService."""
+    return api_route(path, handler, methods, method=f"/jaxctx.v1.SessionService/{method}", errors=PROGRAM_ERRORS)
+
+
+async def create_session(call: HttpCall) -> Response:
     """POST /v1/session."""
-    message = await message_from_body(request, pb.CreateSessionRequest())
-    response = await call_unary(request, backend_of(request).sessions.CreateSession, message)
+    message = await message_from_body(call, pb.CreateSessionRequest())
+    response = await call.unary(call.services.sessions.create_session, message)
     return message_response(response)
 
 
-async def get_session(request: Request) -> Response:
+async def get_session(call: HttpCall) -> Response:
     """GET /v1/session/{session_id}."""
-    message = message_from_query(request, pb.GetSessionRequest())
-    response = await call_unary(request, backend_of(request).sessions.GetSession, message)
+    message = message_from_query(call, pb.GetSessionRequest())
+    response = await call.unary(call.services.sessions.get_session, message)
     return message_response(response)
 
 
-async def list_sessions(request: Request) -> Response:
+async def list_sessions(call: HttpCall) -> Response:
     """GET /v1/session."""
-    message = message_from_query(request, pb.ListSessionsRequest())
-    response = await call_unary(request, backend_of(request).sessions.ListSessions, message)
+    message = message_from_query(call, pb.ListSessionsRequest())
+    response = await call.unary(call.services.sessions.list_sessions, message)
     return message_response(response)
 
 
-async def delete_session(request: Request) -> Response:
+async def delete_session(call: HttpCall) -> Response:
     """DELETE /v1/session/{session_id}."""
-    message = message_from_query(request, pb.DeleteSessionRequest())
-    response = await call_unary(request, backend_of(request).sessions.DeleteSession, message)
+    message = message_from_query(call, pb.DeleteSessionRequest())
+    response = await call.unary(call.services.sessions.delete_session, message)
     return message_response(response)
 
 
-async def create_variable(request: Request) -> Response:
+async def create_variable(call: HttpCall) -> Response:
     """POST /v1/semantic_var."""
-    message = await message_from_body(request, pb.CreateVariableRequest())
-    response = await call_unary(request, backend_of(request).sessions.CreateVariable, message)
+    message = await message_from_body(call, pb.CreateVariableRequest())
+    response = await call.unary(call.services.sessions.create_variable, message)
     return message_response(response)
 
 
-async def set_variable(request: Request) -> Response:
+async def set_variable(call: HttpCall) -> Response:
     """PUT /v1/semantic_var/{variable_id}."""
-    message = await message_from_body(request, pb.SetVariableRequest())
-    response = await call_unary(request, backend_of(request).sessions.SetVariable, message)
+    message = await message_from_body(call, pb.SetVariableRequest())
+    response = await call.unary(call.services.sessions.set_variable, message)
     return message_response(response)
 
 
-async def get_variable(request: Request) -> Response:
+async def get_variable(call: HttpCall) -> Response:
     """GET /v1/semantic_var/{variable_id}."""
-    message = message_from_query(request, pb.GetVariableRequest())
-    response = await call_unary(request, backend_of(request).sessions.GetVariable, message)
+    message = message_from_query(call, pb.GetVariableRequest())
+    response = await call.unary(call.services.sessions.get_variable, message)
     return message_response(response)
 
 
-async def list_variables(request: Request) -> Response:
+async def list_variables(call: HttpCall) -> Response:
     """GET /v1/semantic_var."""
-    message = message_from_query(request, pb.ListVariablesRequest())
-    response = await call_unary(request, backend_of(request).sessions.ListVariables, message)
+    message = message_from_query(call, pb.ListVariablesRequest())
+    response = await call.unary(call.services.sessions.list_variables, message)
     return message_response(response)
 
 
-async def submit_call(request: Request) -> Response:
+async def submit_call(call: HttpCall) -> Response:
     """POST /v1/semantic_call, and POST /v1/native_call for steps that the server runs itself."""
-    message = await message_from_body(request, pb.SubmitCallRequest())
-    response = await call_unary(request, backend_of(request).sessions.SubmitCall, message)
+    message = await message_from_body(call, pb.SubmitCallRequest())
+    response = await call.unary(call.services.sessions.submit_call, message)
     return message_response(response)
 
 
-async def cancel_call(request: Request) -> Response:
+async def cancel_call(call: HttpCall) -> Response:
     """DELETE /v1/semantic_call/{call_id}."""
-    message = message_from_query(request, pb.CancelCallRequest())
-    response = await call_unary(request, backend_of(request).sessions.CancelCall, message)
+    message = message_from_query(call, pb.CancelCallRequest())
+    response = await call.unary(call.services.sessions.cancel_call, message)
     return message_response(response)
 
 
-async def get_graph(request: Request) -> Response:
+async def get_graph(call: HttpCall) -> Response:
     """GET /v1/session/{session_id}/graph."""
-    message = message_from_query(request, pb.GetGraphRequest())
-    response = await call_unary(request, backend_of(request).sessions.GetGraph, message)
+    message = message_from_query(call, pb.GetGraphRequest())
+    response = await call.unary(call.services.sessions.get_graph, message)
     return message_response(response)
 
 
-async def read_variable(request: Request) -> Response:
+async def read_variable(call: HttpCall) -> Response:
     """GET /v1/semantic_var/{variable_id}/text: its text as it comes, as server-sent events.
 
     The response begins with the first part of the text, so that an error before it has a status of its own. The last
-    event is `[DONE]`, or an event `error`.
+    event is `[DONE]`, or an error.
     """
-    message = message_from_query(request, pb.ReadVariableRequest())
-    call = call_stream(request, backend_of(request).sessions.ReadVariable, message)
-    first = await read_stream(call)
-    events = variable_events(call, first)
-    return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+    return EventStream(variable_events(call, message_from_query(call, pb.ReadVariableRequest())))
 
 
-async def variable_events(
-    call: grpc.aio.UnaryStreamCall[pb.ReadVariableRequest, pb.ReadVariableResponse],
-    first: pb.ReadVariableResponse | None,
-) -> AsyncIterator[str]:
-    """The parts of a text as server-sent events; the first has been read already."""
-    try:
-        if first is not None:
-            yield f"data: {message_json(first)}\n\n"
-        while (part := await read_stream(call)) is not None:
-            yield f"data: {message_json(part)}\n\n"
-        yield "data: [DONE]\n\n"
-    except grpc.RpcError as error:
-        yield f"event: error\ndata: {error_json(from_rpc_error(error))}\n\n"
-    except ClientDisconnect:
-        pass
-    finally:
-        call.cancel()
+async def variable_events(call: HttpCall, message: pb.ReadVariableRequest) -> AsyncGenerator[str, None]:
+    """The parts of a text as server-sent events."""
+    async with aclosing(call.stream(call.services.sessions.read_variable, message)) as parts:
+        async for part in parts:
+            yield data_event(message_fields(part))
+    yield DONE
 
 
-async def get_graph_svg(request: Request) -> Response:
+async def get_graph_svg(call: HttpCall) -> Response:
     """GET /v1/session/{session_id}/graph.svg: the graph of a session as a picture, as it is now."""
-    message = message_from_query(request, pb.GetGraphRequest())
-    graph = await call_unary(request, backend_of(request).sessions.GetGraph, message)
-    variables = await all_variables(request, message.session_id)
+    message = message_from_query(call, pb.GetGraphRequest())
+    graph = await call.unary(call.services.sessions.get_graph, message)
+    variables = await all_variables(call, message.session_id)
     picture = graph_svg([graph_task_from_proto(task) for task in graph.tasks], variables)
     return Response(picture, media_type="image/svg+xml", headers={"content-security-policy": "sandbox"})
 
 
-async def all_variables(request: Request, session_id: str) -> list[VariableInfo]:
+async def all_variables(call: HttpCall, session_id: str) -> list[VariableInfo]:
     """The variables of a session, all pages of them."""
     variables: list[VariableInfo] = []
     message = pb.ListVariablesRequest(session_id=session_id, limit=VARIABLES_PER_PAGE)
     while True:
-        response = await call_unary(request, backend_of(request).sessions.ListVariables, message)
+        response = await call.unary(call.services.sessions.list_variables, message)
         variables += [variable_info_from_proto(variable) for variable in response.variables]
         if not response.next_page_token:
             return variables

@@ -193,3 +193,29 @@ async def test_many_outputs_resumed_at_once(engine: LocalEngine) -> None:
     )
     for seed, whole, rest in zip(seeds, wholes, rests, strict=True):
         assert rest.tokens == whole.tokens[5 * seed :]
+
+
+# --- The text of special tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, "ab"),
+        ({"include_special_tokens": True}, "a<|startoftext|>b"),
+        ({"include_special_tokens": True, "include_stop": True}, "a<|startoftext|>b<|endoftext|>"),
+        ({"include_special_tokens": True, "stop": ["oftext"]}, "a<|start"),
+        ({"stop": ["oftext"]}, "ab"),
+    ],
+)
+def test_the_text_of_special_tokens_is_kept_where_it_is_asked_for(options: dict[str, Any], shown: str) -> None:
+    """That of the token which ends the output goes with the stop."""
+    text = OutputText(GenerateRequest(context_id="c", **options), echo_text(), PROMPT)
+    told_text = ""
+    for token in (ord("a"), EOS_ID + 1, ord("b"), EOS_ID):
+        piece, finish, _ = text.take(token)
+        told_text += piece
+        if finish is not None:
+            break
+    assert told_text == shown
+    assert finish is FinishReason.STOP

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import CheckpointError
 from jaxctx.model.text import ChatTemplate
+from jaxctx.model.text.chat import TemplateOptions
 from tests.echo import CHATML
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -143,3 +145,115 @@ def test_the_prompt_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_templates_that_do_not_compile(source: str) -> None:
     with pytest.raises(CheckpointError, match="chat template"):
         ChatTemplate(source)
+
+
+# --- Tools, arguments, and messages that are continued
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"city": "Köln", "n": [1]}}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "7", "tool_call_id": "abcdefghi"}
+
+
+def test_tools_and_calls_are_objects() -> None:
+    source = (
+        "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
+        "{% for message in messages %}{% for call in message.tool_calls %}"
+        "{{ call.function.name }}{{ call.function.arguments | tojson }}{{ call.function.arguments.city }}"
+        "{% endfor %}{% endfor %}"
+    )
+    written = ChatTemplate(source).render([*HELLO, CALLING], options=TemplateOptions(tools=[TOOL]))
+    assert written == json.dumps(TOOL) + 'f{"city": "Köln", "n": [1]}Köln'
+
+
+def test_long_arguments_may_be_written_as_json() -> None:
+    """As an agent's call that writes a file: the limits of a rendering grow with what is in calls."""
+    text = 'print("é")\n' * 100_000
+    call = {**CALL, "function": {"name": "f", "arguments": {"text": text}}}
+    source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    written = ChatTemplate(source).render([{**CALLING, "tool_calls": [call]}])
+    assert written == json.dumps({"text": text}, ensure_ascii=False)
+
+
+def test_variables_that_are_the_servers() -> None:
+    names = ChatTemplate("x", special_tokens={"bos_token": "<s>", "image_token": "<i>"}).reserved_names
+    assert {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "image_token"} <= names
+    assert {"raise_exception", "strftime_now", "range", "namespace"} <= names
+    assert "enable_thinking" not in names
+
+
+@pytest.mark.parametrize("content", ["The answer", "", " ", "m|>", "<|im_end|>", "ends in a space "])
+def test_a_message_that_is_continued_has_nothing_behind_its_text(content: str) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": content}]
+    written = ChatTemplate(CHATML).render(messages, options=TemplateOptions(continue_final_message=True))
+    assert written == f"<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n{content}"
+
+
+def test_a_template_that_does_not_write_the_message_cannot_continue_it() -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "x"}]
+    with pytest.raises(InvalidArgument, match="does not write the last message"):
+        ChatTemplate("{{ messages[0].content }}").render(messages, options=TemplateOptions(continue_final_message=True))
+
+
+HERMES = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}{% if message.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "{{ '\n<tool_response>\n' + message.content + '\n</tool_response>' }}"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}{% for call in message.tool_calls %}"
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "{{ '\n</tool_call>' }}"
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Of Mistral 7B v0.3: tools stand before the last question, a result follows a call, and ids have 9 letters.
+MISTRAL_TOOLS = (
+    "{{ bos_token }}{% set questions = messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{% set ns = namespace(index=0) %}{% for message in messages %}"
+    "{% if message.role == 'user' or (message.role == 'assistant' and message.tool_calls is not defined) %}"
+    "{% if (message.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}"
+    "{% set ns.index = ns.index + 1 %}{% endif %}{% endfor %}{% for message in messages %}"
+    "{% if message.role == 'user' %}{% if tools is not none and message == questions[-1] %}"
+    "[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST] {{ message.content }}[/INST]"
+    "{% elif message.tool_calls is defined and message.tool_calls is not none %}[TOOL_CALLS] ["
+    "{% for call in message.tool_calls %}{% if call.id | length != 9 %}{{ raise_exception('9 letters') }}{% endif %}"
+    "{{ call.function | tojson }}{{ ', ' if not loop.last else ']' }}{% endfor %}{{ eos_token }}"
+    "{% elif message.role == 'tool' %}[TOOL_RESULTS] {{ message.content }}[/TOOL_RESULTS]"
+    "{% else %} {{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def test_results_of_tools_as_the_next_turn() -> None:
+    template = ChatTemplate(HERMES)
+    options = TemplateOptions(tools=[TOOL])
+    assert template.render_next([RESULT, {**RESULT, "content": "8"}], options=options) == (
+        "<|im_start|>user\n<tool_response>\n7\n</tool_response>\n<tool_response>\n8\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    before = template.render([*HELLO, CALLING], add_generation_prompt=False, options=options)
+    assert before + str(template.render_next([RESULT], options=options)) == template.render(
+        [*HELLO, CALLING, RESULT], options=options
+    )
+
+
+def test_results_of_tools_where_a_result_must_follow_a_call() -> None:
+    template = ChatTemplate(MISTRAL_TOOLS, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
+    options = TemplateOptions(tools=[TOOL])
+    assert template.render_next([RESULT], options=options) == "[TOOL_RESULTS] 7[/TOOL_RESULTS]"
+    without_id = {"role": "tool", "content": "7"}
+    assert template.render_next([without_id], options=options) == "[TOOL_RESULTS] 7[/TOOL_RESULTS]"
+    asked = template.render_next(NEXT, options=options)
+    assert asked == f"[AVAILABLE_TOOLS] {json.dumps([TOOL])}[/AVAILABLE_TOOLS][INST] more[/INST]"
+
+
+def test_tools_that_stand_at_the_start_are_not_written_again() -> None:
+    assert ChatTemplate(HERMES).render_next(NEXT, options=TemplateOptions(tools=[TOOL])) == (
+        "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_next_turn_that_is_continued() -> None:
+    messages = [*NEXT, {"role": "assistant", "content": "So"}]
+    options = TemplateOptions(continue_final_message=True)
+    written = "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\nSo"
+    assert ChatTemplate(QWEN_LIKE).render_next(messages, options=options) == written

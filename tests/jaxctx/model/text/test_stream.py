@@ -297,3 +297,17 @@ def test_a_false_beginning_within_a_true_one() -> None:
     """The text held back ends with a shorter beginning of the same stop string."""
     assert match_in_pieces("aab", ["ab"], [1, 2]) == ("a", "ab")
     assert match_in_pieces("abababc", ["ababc"], [1, 2, 3, 4, 5, 6]) == ("ab", "ababc")
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_special_tokens_are_shown_where_they_are_asked_for(name: str, size: int) -> None:
+    tokenizer = TOKENIZERS[name]
+    special = min(tokenizer.special_ids)
+    mark = tokenizer.decode([special], skip_special_tokens=False)
+    ids = [special, *tokenizer.encode("the 👍", add_special_tokens=False), special]
+    detokenizer = Detokenizer(tokenizer, include_special_tokens=True)
+    shown = "".join([detokenizer.push(ids[start : start + size]) for start in range(0, len(ids), size)])
+    shown += detokenizer.finish()
+    assert shown == tokenizer.decode(ids, skip_special_tokens=False)
+    assert shown.count(mark) == 2

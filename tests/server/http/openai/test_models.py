@@ -34,7 +34,7 @@ async def test_another_model(api: openai.AsyncOpenAI) -> None:
 async def test_models_of_a_router_without_engines(clock: Clock) -> None:
     """They are unknown, and not none."""
     router_cluster = RouterCluster(clock, None, ALONE)
-    async with router_of(router_cluster), http_server(router_cluster.router) as web:
+    async with router_of(router_cluster), http_server(router_cluster.backend) as web:
         for path in ("/v1/models", "/v1/models/echo"):
             answer = await web("GET", path)
             assert answer.error == (503, "ENGINE_LOST", None)

@@ -249,7 +249,7 @@ def test_routes_are_those_of_the_contract() -> None:
     routes = {}
     for route in (*program_routes(), *openai_routes()):
         (verb,) = (route.methods or set()) - {"HEAD"}
-        routes[verb, route.path.replace(":path}", "}")] = route.endpoint.__name__
+        routes[verb, route.path.replace(":path}", "}")] = route.endpoint.handler.__name__
     assert len(expected) == 15
     assert expected.items() <= routes.items()
     assert {path for _, path in routes.keys() - expected.keys()} == {

@@ -1,0 +1,157 @@
+"""Chat messages of a request as chat templates read them: dicts, as templates of the Hugging Face hub expect them.
+
+A template reads arguments of tool calls, tools and further variables as objects; the contract has them as JSON text. It
+is parsed here, strictly: what no JSON text can hold (NaN, numbers beyond a double, lone surrogates) and more than
+`MAX_DEPTH` objects inside each other are refused, with the path of the field.
+"""
+
+import json
+import math
+from typing import Any, NoReturn
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.text.chat import ChatTemplate, TemplateOptions
+from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages, ToolCall
+
+MESSAGE_SIZE = 32  # characters that a message, a call or a tool costs beside its own
+MAX_DEPTH = 64  # of objects and lists inside each other
+Json = dict[str, Any]
+
+
+class NotJson(ValueError):
+    """A text is not the JSON that is wanted; the text of the error says why."""
+
+
+def template_messages(chat: ChatMessages) -> list[Json]:
+    """Messages as templates read them. Raises InvalidArgument naming the field of arguments that are no JSON object."""
+    return [template_message(f"messages.messages[{place}]", message) for place, message in enumerate(chat.messages)]
+
+
+def template_message(path: str, message: ChatMessage) -> Json:
+    """One message. Keys beside `role` and `content` are there only if the message has something for them."""
+    fields: Json = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        fields["reasoning_content"] = message.reasoning
+    if message.name:
+        fields["name"] = message.name
+    if message.tool_call_id:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        fields["tool_calls"] = [template_tool_call(f"{path}.tool_calls[{place}]", call) for place, call in calls]
+    return fields
+
+
+def template_tool_call(path: str, call: ToolCall) -> Json:
+    """A call, with its arguments as an object."""
+    arguments = parse_object(f"{path}.arguments", call.arguments) if call.arguments else {}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def template_options(chat: ChatMessages, template: ChatTemplate) -> TemplateOptions:
+    """Tools and further variables. Raises InvalidArgument naming the field that is no such object."""
+    tools = [parse_tool(f"messages.tools[{place}]", text) for place, text in enumerate(chat.tools)]
+    return TemplateOptions(
+        tools=tools or None,
+        arguments=parse_template_arguments(chat.template_arguments, template),
+        continue_final_message=chat.continue_final_message,
+    )
+
+
+def parse_tool(path: str, text: str) -> Json:
+    """A tool of the form {"type": "function", "function": {"name": ..., "parameters": {...}}}."""
+    tool = parse_object(path, text)
+    if tool.get("type") != "function":
+        raise InvalidArgument.field(f"{path}.type", 'must be "function"')
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise InvalidArgument.field(f"{path}.function", "must be an object")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument.field(f"{path}.function.name", "must be text, not empty")
+    if not isinstance(function.get("description", ""), str):
+        raise InvalidArgument.field(f"{path}.function.description", "must be text")
+    if not isinstance(function.get("parameters", {}), dict):
+        raise InvalidArgument.field(f"{path}.function.parameters", "must be an object")
+    return tool
+
+
+def parse_template_arguments(text: str, template: ChatTemplate) -> Json:
+    """Further variables of the template."""
+    if not text:
+        return {}
+    path = "messages.template_arguments"
+    arguments = parse_object(path, text)
+    for name in arguments:
+        if name in template.reserved_names:
+            raise InvalidArgument.field(f"{path}.{name}", "is set by the server")
+    return arguments
+
+
+def parse_object(path: str, text: str) -> Json:
+    """The object that is written in JSON. Raises InvalidArgument with the path if it is none."""
+    try:
+        value = json.loads(
+            text,
+            parse_constant=refuse_constant,
+            parse_float=finite_float,
+        )
+        check_depth(value)
+        if "\\u" in text:
+            check_surrogates(value)
+    except (ValueError, RecursionError) as error:
+        reason = f": {error}" if isinstance(error, NotJson) else ""
+        raise InvalidArgument.field(path, f"must be a JSON object{reason}") from error
+    if not isinstance(value, dict):
+        raise InvalidArgument.field(path, "must be a JSON object")
+    return value
+
+
+def refuse_constant(text: str) -> NoReturn:
+    """Refuse NaN and Infinity, which Python's parser takes."""
+    raise NotJson("it has a number that JSON has not")
+
+
+def finite_float(text: str) -> float:
+    """A number with a fraction or an exponent. Raises NotJson for one beyond a double."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise NotJson("it has a number that is too large")
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """Raise NotJson for too many objects and lists inside each other."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inside: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inside += each.values()
+            elif isinstance(each, list):
+                inside += each
+        if not inside:
+            return
+        level = inside
+    raise NotJson(f"it has more than {MAX_DEPTH} objects and lists inside each other")
+
+
+def check_surrogates(value: Any) -> None:
+    """Raise NotJson for half of a character, which no text in UTF-8 can hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise NotJson("a text has a lone surrogate") from error
+
+
+def chat_size(chat: ChatMessages) -> int:
+    """The cost of messages, in characters."""
+    size = len(chat.template_arguments) + sum(len(tool) + MESSAGE_SIZE for tool in chat.tools)
+    return size + sum(map(message_size, chat.messages))
+
+
+def message_size(message: ChatMessage) -> int:
+    """The cost of one message, in characters."""
+    texts = (message.role, message.content, message.name, message.tool_call_id, message.reasoning)
+    calls = sum(len(call.id) + len(call.name) + len(call.arguments) + MESSAGE_SIZE for call in message.tool_calls)
+    return sum(map(len, texts)) + calls + MESSAGE_SIZE

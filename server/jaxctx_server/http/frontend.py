@@ -1,0 +1,42 @@
+"""What all HTTP requests of one server share."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from starlette.types import Scope
+
+from jaxctx_server.services import Backend
+
+MAX_LOGGED_FIELDS = 1000
+log = logging.getLogger("jaxctx.http")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontend:
+    """The services that requests become calls of, and what outlasts a single request."""
+
+    backend: Backend
+    background_tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    logged_fields: set[str] = field(default_factory=set)
+    """Names of unknown fields that were logged; each is logged once."""
+
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that must be done also when the request that began it is cancelled."""
+        task = asyncio.create_task(work)
+        self.background_tasks.add(task)
+        task.add_done_callback(self.background_tasks.discard)
+
+    def log_unknown_fields(self, names: Sequence[str]) -> None:
+        """Log the name of each field that is left unread, once."""
+        for name in names:
+            if name not in self.logged_fields and len(self.logged_fields) < MAX_LOGGED_FIELDS:
+                self.logged_fields.add(name)
+                log.warning("a field that is not known is left unread: %.64r", name)
+
+
+def frontend_of(scope: Scope) -> Frontend:
+    """The frontend of the application that serves a request."""
+    return cast(Frontend, scope["app"].state.frontend)

@@ -1,0 +1,169 @@
+"""One prompt and its outputs, as every API of text needs them: the calls of services that they become.
+
+    new context ─┐
+    fork         ├─▶ Fill ─▶ Generate (stream) ─▶ CloseContext, unless the contexts are kept
+    snapshot    ─┘
+
+The contexts are closed however it ends: also when the client leaves or a call fails. Should that be prevented, they end
+by their time to live.
+"""
+
+import secrets
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+
+from google.protobuf.duration_pb2 import Duration
+
+from jaxctx.errors import JaxctxError
+from jaxctx.v1.context_service_pb2 import (
+    CloseContextRequest,
+    CreateContextRequest,
+    FillRequest,
+    ForkRequest,
+    GenerateRequest,
+    GenerateResponse,
+    UpdateContextRequest,
+)
+from jaxctx.v1.lifetime_pb2 import Ttl
+from jaxctx.v1.snapshot_service_pb2 import OpenRequest
+from jaxctx_server.http.call import HttpCall
+
+ABANDONED_TTL = Ttl(duration=Duration(seconds=60), sliding=True)  # of a context that nobody could close
+
+
+@dataclass(frozen=True, slots=True)
+class ForkOf:
+    """Begin as a context stands now."""
+
+    context_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFrom:
+    """Begin as a snapshot was saved."""
+
+    name: str
+    version: int | None = None  # None: the latest
+
+
+@dataclass(slots=True)
+class PromptUsage:
+    """What the outputs of one prompt cost together, in tokens. They have the prompt in common."""
+
+    prompt_tokens: int = 0
+    computed_tokens: int = 0  # of the prompt: newly written to the cache; the others were cached
+    restored_tokens: int = 0  # of the cached ones: brought back from other tiers
+    completion_tokens: int = 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were not computed."""
+        return max(self.prompt_tokens - self.computed_tokens, 0)
+
+    def add(self, other: "PromptUsage") -> None:
+        """Count another prompt of the same request too."""
+        self.prompt_tokens += other.prompt_tokens
+        self.computed_tokens += other.computed_tokens
+        self.restored_tokens += other.restored_tokens
+        self.completion_tokens += other.completion_tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """A prompt, how it is continued, and what has become of it so far. The ids of contexts are chosen by `run`."""
+
+    create: CreateContextRequest  # of a new context; with a `source` only its time to live is used
+    source: ForkOf | OpenedFrom | None = None  # None: a new context
+    fill: FillRequest | None = None  # what is appended first; None: nothing
+    generate: GenerateRequest | None = None  # None: only fill, which computes the prompt
+    keep: bool = False  # leave the contexts to the caller, unless it ends with an error
+
+    # What `run` has found out. Complete behind the last part.
+    model_id: str = ""  # from the first part on
+    context_id: str = ""  # the context of the prompt
+    usage: PromptUsage = field(default_factory=PromptUsage)
+    context_ids: set[str] = field(default_factory=set)  # that, and those of the outputs if they are others
+
+
+async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[GenerateResponse, None]:
+    """The parts of all outputs. Raises the errors of the services, with the field names of the contract.
+
+    Of several outputs the forks are closed too, as far as they are known from what has been read; forks of an answer
+    that was left unread end by their time to live. To be closed as soon as it is no longer read.
+    """
+    generation.context_id = secrets.token_hex(16)
+    generation.context_ids = {generation.context_id}
+    is_complete = False
+    try:
+        await begin(call, generation)
+        if generation.fill is not None:
+            await fill(call, generation, generation.fill)
+        if generation.generate is not None:
+            async for part in generate(call, generation, generation.generate):
+                yield part
+        is_complete = True
+    finally:
+        if not (generation.keep and is_complete):
+            call.frontend.run_in_background(close_contexts(call, generation.context_ids))
+
+
+async def begin(call: HttpCall, generation: Generation) -> None:
+    """Make the context of the prompt."""
+    contexts, context_id = call.services.contexts, generation.context_id
+    ttl = generation.create.ttl if generation.create.HasField("ttl") else ABANDONED_TTL
+    match generation.source:
+        case None:
+            generation.create.context_id = context_id
+            generation.create.ttl.CopyFrom(ttl)
+            context = (await call.unary(contexts.create_context, generation.create)).context
+        case ForkOf(parent_id):
+            await call.unary(contexts.fork, ForkRequest(context_id=parent_id, child_ids=[context_id]))
+            # A child has the parent's time to live, which is not that of a single request.
+            update = UpdateContextRequest(context_id=context_id, ttl=ttl)
+            context = (await call.unary(contexts.update_context, update)).context
+        case OpenedFrom(name, version):
+            opening = OpenRequest(name=name, version=version, context_id=context_id, ttl=ttl)
+            opened = await call.unary(call.services.snapshots.open, opening)
+            generation.usage.computed_tokens += opened.computed
+            generation.usage.restored_tokens += opened.restored
+            context = opened.context
+    generation.model_id = context.model_id
+
+
+async def fill(call: HttpCall, generation: Generation, request: FillRequest) -> None:
+    """Append the prompt. With one output it is computed in the first step of that.
+
+    With several outputs it is computed before, as no output says what their common prompt cost.
+    """
+    request.context_id = generation.context_id
+    request.defer = generation.generate is not None and generation.generate.n <= 1
+    filled = await call.unary(call.services.contexts.fill, request)
+    generation.usage.computed_tokens += filled.computed
+    generation.usage.restored_tokens += filled.restored
+    generation.usage.prompt_tokens = filled.context.seq_len + filled.context.buffered_tokens
+
+
+async def generate(
+    call: HttpCall, generation: Generation, request: GenerateRequest
+) -> AsyncGenerator[GenerateResponse, None]:
+    """Continue the prompt."""
+    usage = generation.usage
+    request.context_id = generation.context_id
+    async with aclosing(call.stream(call.services.contexts.generate, request)) as parts:
+        async for part in parts:
+            generation.context_ids.add(part.context_id)
+            if part.finish:
+                usage.prompt_tokens = part.usage.prompt_tokens
+                usage.completion_tokens += part.usage.completion_tokens
+                if request.n <= 1:  # of several outputs each computes the prompt's last token again
+                    usage.computed_tokens += part.usage.computed_tokens
+                    usage.restored_tokens += part.usage.restored_tokens
+            yield part
+
+
+async def close_contexts(call: HttpCall, context_ids: Collection[str]) -> None:
+    """Close each context, and leave out those that cannot be closed: one may never have been created."""
+    for context_id in context_ids:
+        with suppress(JaxctxError):
+            await call.services.contexts.close_context(call.caller, CloseContextRequest(context_id=context_id))

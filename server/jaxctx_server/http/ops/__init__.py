@@ -1,0 +1,1 @@
+"""Paths for those who run the server: its health, version, metrics and a description of all paths."""

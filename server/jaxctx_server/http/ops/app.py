@@ -1,0 +1,18 @@
+"""The paths of operations."""
+
+from starlette.routing import Route
+
+from jaxctx_server.http.endpoint import api_route
+from jaxctx_server.http.ops.health import health, livez, readyz, version
+
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"  # no key needed
+
+
+def ops_routes() -> list[Route]:
+    """All paths of operations."""
+    return [
+        api_route("/health", health, method=HEALTH_CHECK),
+        api_route("/livez", livez, method=HEALTH_CHECK),
+        api_route("/readyz", readyz, method=HEALTH_CHECK),
+        api_route("/version", version, method=HEALTH_CHECK),
+    ]

@@ -1,0 +1,88 @@
+"""The HTTP server: the application on one address, in the event loop of the process."""
+
+import asyncio
+import math
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from jaxctx_server.http.limits import KEEP_ALIVE_S, MAX_HEADER_BYTES, LimitedProtocol
+
+SHUTDOWN_TIMEOUT_S = 5.0  # for answers that are on their way when all work is done
+
+
+class HttpServer:
+    """Serves an ASGI application on a bound socket until it is closed."""
+
+    def __init__(self, app: ASGIApp, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """`bound` is a socket that has its address; this server closes it."""
+        self._bound = bound
+        self._server = QuietServer(uvicorn_config(app, tls))
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The TCP port that it listens on."""
+        return int(self._bound.getsockname()[1])
+
+    async def start(self) -> None:
+        """Accept connections. Returns once requests are answered."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+                raise RuntimeError("the HTTP server ended before it had started")
+            await asyncio.sleep(0.005)
+
+    async def close(self, grace_s: float = SHUTDOWN_TIMEOUT_S) -> None:
+        """Accept nothing more, and end; answers that are on their way have this time. Nothing happens twice."""
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        self._server.should_exit = True
+        if self._serving is None:
+            self._bound.close()
+            return
+        await self._serving
+
+
+class QuietServer(uvicorn.Server):
+    """Uvicorn's server, but signals are left to the process."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def uvicorn_config(app: ASGIApp, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    config = uvicorn.Config(
+        app,
+        http=LimitedProtocol,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    config.load()
+    if tls is not None:
+        config.ssl = tls  # made by us, so that it can follow changes of its files
+    return config
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """A socket that is bound to an address (port 0: a free one), and not listening yet. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound

@@ -1,0 +1,124 @@
+"""One prompt and its outputs: where it begins, what it costs, and that no context is left."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+import jaxctx
+from jaxctx import errors
+from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1 import snapshot_service_pb2
+from jaxctx.v1.generation_pb2 import SamplingParams
+from jaxctx_server.auth import LOCAL
+from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.generation import ForkOf, Generation, OpenedFrom, run
+from jaxctx_server.services import Backend
+from tests.server.http.calls import call_of
+from tests.server.http.openai.harness import no_context_left
+
+PROMPT = "Tell a story of a page that is shared by many. " * 4
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture
+def call(backend: Backend) -> HttpCall:
+    return call_of(backend, LOCAL)
+
+
+def generation_of(text: str | None = PROMPT, tokens: int = 8, **fields: Any) -> Generation:
+    generate = pb.GenerateRequest(max_tokens=tokens, sampling=GREEDY, ignore_eos=True, n=fields.pop("n", None))
+    fill = None if text is None else pb.FillRequest(text=text)
+    return Generation(create=pb.CreateContextRequest(), fill=fill, generate=generate, **fields)
+
+
+async def texts(call: HttpCall, generation: Generation) -> list[str]:
+    """The text of each output."""
+    found: dict[int, str] = {}
+    async with aclosing(run(call, generation)) as parts:
+        async for part in parts:
+            found[part.index] = found.get(part.index, "") + part.text
+    return [found[index] for index in sorted(found)]
+
+
+async def alone(client: jaxctx.aio.Client, text: str, tokens: int = 8) -> str:
+    async with await client.create(text, salt="alone") as context:
+        return str(await context.complete(max_tokens=tokens, temperature=0, ignore_eos=True))
+
+
+async def test_a_new_context(call: HttpCall, client: jaxctx.aio.Client) -> None:
+    first, second = generation_of(), generation_of()
+    assert await texts(call, first) == [await alone(client, PROMPT)]
+    assert (first.model_id, first.usage.cached_tokens, first.usage.completion_tokens) == ("echo", 0, 8)
+    await texts(call, second)
+    assert second.usage.prompt_tokens == first.usage.prompt_tokens
+    assert 0 < second.usage.cached_tokens < second.usage.prompt_tokens
+    assert second.usage.cached_tokens + second.usage.computed_tokens == second.usage.prompt_tokens
+    await no_context_left(client)
+
+
+async def test_several_outputs_have_one_prompt(call: HttpCall, client: jaxctx.aio.Client) -> None:
+    generation = generation_of(n=3)
+    assert await texts(call, generation) == [await alone(client, PROMPT)] * 3
+    assert generation.usage.completion_tokens == 24
+    assert generation.usage.cached_tokens == 0
+    assert len(generation.context_ids) == 4
+    await no_context_left(client)
+
+
+async def test_a_fork_leaves_its_parent_as_it_is(call: HttpCall, client: jaxctx.aio.Client) -> None:
+    async with await client.create(PROMPT) as parent:
+        before = (await parent.refresh()).seq_len
+        generation = generation_of(" And then", source=ForkOf(parent.id))
+        assert await texts(call, generation) == [await alone(client, PROMPT + " And then")]
+        assert generation.usage.computed_tokens <= len(" And then") + 1
+        assert (await parent.refresh()).seq_len == before
+    await no_context_left(client)
+
+
+async def test_a_snapshot(call: HttpCall, client: jaxctx.aio.Client) -> None:
+    async with await client.create(PROMPT) as parent:
+        saving = snapshot_service_pb2.SaveRequest(context_id=parent.id, name="kept")
+        await call.unary(call.services.snapshots.save, saving)
+    generation = generation_of(" And then", source=OpenedFrom("kept"))
+    assert await texts(call, generation) == [await alone(client, PROMPT + " And then")]
+    assert generation.usage.computed_tokens <= len(" And then") + 1
+    await no_context_left(client)
+
+
+async def test_only_filling_computes_the_prompt(call: HttpCall, client: jaxctx.aio.Client) -> None:
+    generation = generation_of()
+    generation.generate = None
+    assert await texts(call, generation) == []
+    assert generation.usage.computed_tokens == generation.usage.prompt_tokens > 0
+    again = generation_of()
+    await texts(call, again)
+    assert again.usage.cached_tokens > 0
+    await no_context_left(client)
+
+
+async def test_contexts_that_are_kept_are_left_to_the_caller(call: HttpCall, client: jaxctx.aio.Client) -> None:
+    generation = generation_of(keep=True)
+    await texts(call, generation)
+    assert [each.id async for each in client.contexts()] == [generation.context_id]
+    await (await client.context(generation.context_id)).close()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_what_ends_early_leaves_no_context(call: HttpCall, client: jaxctx.aio.Client, keep: bool) -> None:
+    parts = run(call, generation_of(tokens=500, keep=keep))
+    await anext(parts)
+    await parts.aclose()
+    with pytest.raises(errors.InvalidArgument):
+        await texts(call, generation_of(tokens=-1, keep=keep))
+    with pytest.raises(errors.NotFound):
+        await texts(call, generation_of(source=ForkOf("none"), keep=keep))
+    task = asyncio.create_task(texts(call, generation_of(tokens=1000, keep=keep)))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await no_context_left(client)
