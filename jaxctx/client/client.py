@@ -21,6 +21,7 @@ from jaxctx.types import (
     EngineStats,
     EngineStatus,
     FillResult,
+    GetSnapshotResult,
     Model,
     PlanResult,
     Publication,
@@ -278,6 +279,34 @@ class Client(AsyncCloseable):
         request = requests.build_request(snapshot_service_pb2.GetSnapshotRequest, name=name, version=version)
         response = await self._channel.call(self._channel.snapshots.GetSnapshot, request, timeout_s)
         return convert.snapshot_from_proto(response.snapshot)
+
+    async def snapshot_content(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        attachment: bool = True,
+        tokens: bool = False,
+        timeout_s: float | None = None,
+    ) -> GetSnapshotResult:
+        """One version of a snapshot with its attachment and, with `tokens`, its tokens.
+
+        Args:
+            name: The snapshot's name.
+            version: Which version, counted from 1. None: the latest.
+            attachment: Return the attachment; a damaged one raises DataLoss.
+            tokens: Return the tokens, buffered ones included.
+            timeout_s: Deadline in seconds. None: the client's.
+        """
+        request = requests.build_request(
+            snapshot_service_pb2.GetSnapshotRequest,
+            name=name,
+            version=version,
+            include_attachment=attachment,
+            include_tokens=tokens,
+        )
+        response = await self._channel.call(self._channel.snapshots.GetSnapshot, request, timeout_s)
+        return convert.get_snapshot_result_from_proto(response)
 
     async def snapshots(
         self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None

@@ -28,6 +28,7 @@ from jaxctx.types import (
     GeneratePiece,
     GenerateRequest,
     GetContextResult,
+    GetSnapshotResult,
     OpenRequest,
     PlanResult,
     Publication,
@@ -163,6 +164,19 @@ class Engine(ProgramEngine, Protocol):
 
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
         """One version of a snapshot."""
+
+    async def inspect_snapshot(
+        self,
+        caller: Caller,
+        name: str,
+        version: int | None = None,
+        include_attachment: bool = False,
+        include_tokens: bool = False,
+    ) -> GetSnapshotResult:
+        """One version of a snapshot, with its attachment and its tokens if they are requested.
+
+        That is no use: a sliding time to live does not start again. DataLoss if the attachment is damaged.
+        """
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
         """The latest version of each name, in the order of the names."""

@@ -105,6 +105,16 @@ class Request:
         return self.reply.backpressured()
 
     @property
+    def awaits_mask(self) -> bool:
+        """Whether its next row must wait until it is known which tokens the output's format allows behind it."""
+        return self.output is not None and self.output.awaits_mask
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether it has no rows for the next step, whatever its progress."""
+        return self.backpressured or self.awaits_mask
+
+    @property
     def has_certain_length(self) -> bool:
         """Whether only `max_tokens` can end its output."""
         return self.output is not None and not (self.output.stop_ids or self.output.request.stop)
@@ -161,6 +171,8 @@ class Request:
     def next_standard_rows(self, limit: int) -> int:
         """Standard rows that could go into the next step, up to `limit`."""
         end = min(self.dispatch_end, self.next_position + limit)
+        if self.output is not None and self.output.matcher is not None:
+            end = min(end, self.context.length)  # the host must know a token before the one after it is sampled
         if not self.custom_mask_rows:
             return max(end - self.next_position, 0)
         for index in range(self.next_position, end):

@@ -21,7 +21,7 @@ def test_fields_of_a_model_do_not_get_mixed_up() -> None:
 
 def test_the_model_of_an_engine_has_every_field_of_a_model() -> None:
     info = example_of(types.EngineInfo)
-    message = models.model_to_proto(info)
+    message = models.engine_model_to_proto(info)
     for field in model_service_pb2.Model.DESCRIPTOR.fields:
         assert getattr(message, field.name) == getattr(info, field.name), field.name
 
