@@ -57,6 +57,14 @@ class CallMetrics:
             self._durations[labels] = Histogram(DURATION_BOUNDS)
         self._durations[labels].observe(time.monotonic() - started_at)
 
+    def copy(self) -> "CallMetrics":
+        """The counts as they are now, for another thread."""
+        copied = CallMetrics()
+        copied._ended, copied._errors = self._ended.copy(), self._errors.copy()
+        copied._durations = {labels: histogram.copy() for labels, histogram in self._durations.items()}
+        copied._in_progress = self._in_progress.copy()
+        return copied
+
     def families(self) -> Iterable[Family]:
         """All counts, for prometheus_client."""
         calls = CALLS.counter()

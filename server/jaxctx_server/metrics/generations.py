@@ -49,6 +49,13 @@ class GenerationMetrics:
         """A context manager around the responses to a request, of the running call."""
         return MeasuredGeneration(self, current_record(), request.n if request.HasField("n") else 1)
 
+    def copy(self) -> "GenerationMetrics":
+        """The counts as they are now, for another thread."""
+        copied = GenerationMetrics()
+        copied.first_token, copied.between_tokens = self.first_token.copy(), self.between_tokens.copy()
+        copied.duration, copied.outputs = self.duration.copy(), self.outputs.copy()
+        return copied
+
     def families(self) -> Iterable[Family]:
         """All counts, for prometheus_client."""
         for metric, histogram in (

@@ -23,6 +23,12 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self.sum += value * count
 
+    def copy(self) -> "Histogram":
+        """The counts as they are now."""
+        copied = Histogram(self._bounds)
+        copied._counts, copied.sum = self._counts.copy(), self.sum
+        return copied
+
     @property
     def count(self) -> int:
         """How many values there were."""

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 import jaxctx
 from jaxctx.engine.interface import LOCAL_ENGINE
 from jaxctx.errors import JaxctxError
-from jaxctx_server.lifecycle import ServerLifecycle, State
+from jaxctx_server.lifecycle import ServerLifecycle, ServingState, State
 from jaxctx_server.metrics import table
 from jaxctx_server.metrics.calls import CallMetrics
 from jaxctx_server.metrics.engines import EngineLoad, counter_families, load_families
@@ -32,6 +32,18 @@ class Exposition:
     content_type: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What one exposition shows, as it was on the event loop at one moment."""
+
+    calls: CallMetrics
+    generations: GenerationMetrics
+    state: State
+    engines: Sequence[EngineLoad]  # that have reported their load
+    registered: int  # engines that a router has
+    lost: int  # registrations that ended
+
+
 class ServerMetrics:
     """The metrics of one server. `calls` and `generations` are counted by the call pipeline and the services."""
 
@@ -41,82 +53,103 @@ class ServerMetrics:
         self.generations = GenerationMetrics()
         self._lifecycle = lifecycle
         self._role = role
-        self._version = jaxctx.__version__
-        self._families = CollectedFamilies()
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self._families)
-        ProcessCollector(registry=self._registry)
         self._rendering = asyncio.Lock()  # one scrape at a time, however many ask
 
     async def render(self, accept: str = "") -> Exposition:
         """All metrics now: in the format of OpenMetrics if the value of an Accept header asks for it, else in that of
         Prometheus. Also answers while the server loads, drains or has failed, then without what the engine counts.
+
+        They are written on a thread, as that may take longer than the event loop has.
         """
         async with self._rendering:
-            engines = await self._engines()
-            self._families.families = list(self._collect(engines))
-            return await asyncio.to_thread(write_text, self._registry, accept)
+            snapshot = await self._snapshot()
+            return await asyncio.to_thread(write_text, snapshot, self._role, accept)
 
-    async def _engines(self) -> Sequence[EngineLoad]:
-        """The engine of this process as it is, or those of a router as of their last heartbeats."""
+    async def _snapshot(self) -> Snapshot:
+        serving = self._serving()
+        engines = () if serving is None else await engine_loads(serving)
+        return Snapshot(
+            calls=self.calls.copy(),
+            generations=self.generations.copy(),
+            state=self._lifecycle.state,
+            engines=engines,
+            registered=0 if serving is None else len(serving.engines.handles),
+            lost=0 if serving is None else serving.engines.lost,
+        )
+
+    def _serving(self) -> ServingState | None:
+        """What the server serves; None while it loads, and once it has stopped."""
         try:
-            state = self._lifecycle.served()
-            if state.model is not None:
-                engine = state.model.engine
-                return [EngineLoad(LOCAL_ENGINE, engine.info, await engine.stats())]
-        except JaxctxError:  # the server loads or has stopped, or the engine has failed
+            return self._lifecycle.served()
+        except JaxctxError:
+            return None
+
+
+async def engine_loads(serving: ServingState) -> Sequence[EngineLoad]:
+    """The engine of this process as it is, none if it has failed; or those of a router as of their last heartbeats."""
+    if serving.model is not None:
+        engine = serving.model.engine
+        try:
+            return [EngineLoad(LOCAL_ENGINE, engine.info, await engine.stats())]
+        except JaxctxError:
             return ()
-        return [
-            EngineLoad(handle.id, handle.engine.info, handle.stats)
-            for handle in state.engine_handles()
-            if handle.stats is not None
-        ]
-
-    def _collect(self, engines: Sequence[EngineLoad]) -> Iterable[Family]:
-        is_router = self._role == ROUTER
-        yield self._build_info(None if is_router or not engines else engines[0])
-        yield self._server_state()
-        yield from self.calls.families()
-        yield from self.generations.families()
-        yield from load_families(engines)
-        if is_router:
-            yield from self._router_families()
-            return
-        for engine in engines:  # there is at most one
-            yield from counter_families(engine.engine_id, engine.stats)
-            yield from vllm_families(engine, self.generations)
-
-    def _build_info(self, engine: EngineLoad | None) -> Family:
-        info = None if engine is None else engine.info
-        family = table.BUILD_INFO.gauge()
-        model = ["", "", "", ""] if info is None else [info.model_id, info.dtype, info.kv_dtype, info.platform]
-        family.add_metric([self._version, self._role, *model], 1)
-        return family
-
-    def _server_state(self) -> Family:
-        family = table.SERVER_STATE.gauge()
-        for state in State:
-            family.add_metric([state.value], int(self._lifecycle.state is state))
-        return family
-
-    def _router_families(self) -> Iterable[Family]:
-        answering, lost = table.ENGINES.gauge(), table.ENGINES_LOST.counter()
-        try:
-            registry = self._lifecycle.served().engines
-        except JaxctxError:  # the router has not begun to serve, or has stopped
-            pass
-        else:
-            answering.add_metric([], len(registry.handles))
-            lost.add_metric([], registry.lost)
-        yield from (answering, lost)
+    return [
+        EngineLoad(handle.id, handle.engine.info, handle.stats)
+        for handle in serving.engine_handles()
+        if handle.stats is not None
+    ]
 
 
-def write_text(registry: CollectorRegistry, accept: str) -> Exposition:
+def families(snapshot: Snapshot, role: str) -> Iterable[Family]:
+    """All metrics of a server in this role."""
+    is_router = role == ROUTER
+    yield build_info(role, None if is_router or not snapshot.engines else snapshot.engines[0])
+    yield server_state(snapshot.state)
+    yield from snapshot.calls.families()
+    yield from snapshot.generations.families()
+    yield from load_families(snapshot.engines)
+    if is_router:
+        yield from router_families(snapshot)
+        return
+    for engine in snapshot.engines:  # there is at most one
+        yield from counter_families(engine.engine_id, engine.stats)
+        yield from vllm_families(engine, snapshot.generations)
+
+
+def build_info(role: str, engine: EngineLoad | None) -> Family:
+    """What runs; `engine` is that of this process, if it is known."""
+    family = table.BUILD_INFO.gauge()
+    info = None if engine is None else engine.info
+    model = ["", "", "", ""] if info is None else [info.model_id, info.dtype, info.kv_dtype, info.platform]
+    family.add_metric([jaxctx.__version__, role, *model], 1)
+    return family
+
+
+def server_state(current: State) -> Family:
+    """The state that the server is in, among all that there are."""
+    family = table.SERVER_STATE.gauge()
+    for state in State:
+        family.add_metric([state.value], int(state is current))
+    return family
+
+
+def router_families(snapshot: Snapshot) -> Iterable[Family]:
+    """How many engines a router has and has lost."""
+    answering, lost = table.ENGINES.gauge(), table.ENGINES_LOST.counter()
+    answering.add_metric([], snapshot.registered)
+    lost.add_metric([], snapshot.lost)
+    yield from (answering, lost)
+
+
+def write_text(snapshot: Snapshot, role: str, accept: str) -> Exposition:
     """The metrics as text, in the format that an Accept header asks for.
 
     Not by prometheus_client's `choose_encoder`: for OpenMetrics it replaces the colons in the names of vLLM. All names
     here are valid in every format, so that none needs to be escaped.
     """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(SnapshotCollector(snapshot, role))
+    ProcessCollector(registry=registry)
     media_types = [each.partition(";")[0].strip().lower() for each in accept.split(",")]
     if OPENMETRICS not in media_types:
         return Exposition(generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
@@ -124,12 +157,13 @@ def write_text(registry: CollectorRegistry, accept: str) -> Exposition:
     return Exposition(body, f"{OPENMETRICS}; version=1.0.0; charset=utf-8")
 
 
-class CollectedFamilies(Collector):
-    """What the event loop has collected, for the thread that writes it as text."""
+class SnapshotCollector(Collector):
+    """Gives prometheus_client the families of a snapshot."""
 
-    def __init__(self) -> None:
-        self.families: Sequence[Family] = ()
+    def __init__(self, snapshot: Snapshot, role: str) -> None:
+        self._snapshot = snapshot
+        self._role = role
 
     def collect(self) -> Iterable[Family]:
         """The families."""
-        return self.families
+        return families(self._snapshot, self._role)

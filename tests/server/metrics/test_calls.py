@@ -49,3 +49,14 @@ def test_what_is_in_no_closed_set_is_other() -> None:
 def test_the_closed_sets_are_those_of_the_contract() -> None:
     assert {"OK", "CANCELLED", "NOT_FOUND", "INTERNAL"} <= CODES
     assert {"QUEUE_FULL", "OUT_OF_PAGES", "CONTEXT_NOT_FOUND"} <= REASONS
+
+
+def test_a_copy_stays_as_it_is() -> None:
+    metrics = CallMetrics()
+    metrics.began("grpc")
+    copied = metrics.copy()
+    before = values_of(copied.families())
+    metrics.ended(FILL, "grpc", "NOT_FOUND", "CONTEXT_NOT_FOUND", 0.0)
+    assert values_of(copied.families()) == before
+    assert value(before, "jaxctx_calls_in_progress", transport="grpc") == 1
+    assert len(values_of(metrics.copy().families())) > len(before)

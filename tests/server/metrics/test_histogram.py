@@ -16,3 +16,12 @@ def test_several_equal_values_count_as_so_many() -> None:
     histogram.observe(0.5, 3)
     assert histogram.buckets() == [("1.0", 3.0), ("+Inf", 3.0)]
     assert (histogram.count, histogram.sum) == (3, 1.5)
+
+
+def test_a_copy_stays_as_it_is() -> None:
+    histogram = Histogram((1.0,))
+    histogram.observe(0.5)
+    copied = histogram.copy()
+    histogram.observe(2.0)
+    assert (copied.count, copied.sum) == (1, 0.5)
+    assert (histogram.count, histogram.sum) == (2, 2.5)
