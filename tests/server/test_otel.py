@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -30,6 +27,7 @@ from jaxctx_server.otel import OtelTracer, otlp_tracer
 from jaxctx_server.server import make_tracer
 from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
+from tests.server.collector import running_collector
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import KEYS, bearer, failure
 
@@ -56,7 +54,7 @@ def spans() -> Spans:
 
 
 def start(spans: Spans, method: str = GENERATE, **fields: Any) -> Any:
-    settings = {"transport": "grpc", "operation": None, "traceparent": None, "request_id": "r"} | fields
+    settings: dict[str, Any] = {"transport": "grpc", "operation": None, "traceparent": None, "request_id": "r"} | fields
     return spans.tracer.start(method, **settings)
 
 
@@ -173,32 +171,25 @@ async def test_calls_of_a_server(spans: Spans, text: ModelText, limits: Limits) 
     assert PARENT not in caller.traceparent
 
 
-def test_spans_go_to_the_endpoint_and_nowhere_before(text: ModelText) -> None:
-    """A collector on this machine gets them when the tracer is closed."""
-    posted: list[tuple[str, bytes]] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posted.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
-        thread = threading.Thread(target=collector.serve_forever)
-        thread.start()
-        tracer = otlp_tracer(f"http://127.0.0.1:{collector.server_port}", "127.0.0.1", {})
-        span = tracer.start(GENERATE, transport="grpc", operation=None, traceparent=None, request_id="r")
-        span.end(CallRecord(), "OK", None)
+def test_spans_go_to_the_endpoint_when_the_tracer_is_closed() -> None:
+    with running_collector() as collector:
+        tracer = otlp_tracer(collector.url, "127.0.0.1", {})
+        start_in(tracer).end(CallRecord(), "OK", None)
         tracer.close()
-        collector.shutdown()
-        thread.join()
-    ((path, body),) = posted
-    assert path == "/v1/traces"
-    request = ExportTraceServiceRequest.FromString(body)
-    assert request.resource_spans[0].scope_spans[0].spans[0].name == "jaxctx.v1.ContextService/Generate"
+    assert [path for path, _ in collector.posted] == ["/v1/traces"]
+    assert collector.span_names == ["jaxctx.v1.ContextService/Generate"]
+
+
+def test_an_endpoint_keeps_its_path() -> None:
+    with running_collector() as collector:
+        tracer = otlp_tracer(f"{collector.url}/elsewhere", "127.0.0.1", {})
+        start_in(tracer).end(CallRecord(), "OK", None)
+        tracer.close()
+    assert [path for path, _ in collector.posted] == ["/elsewhere"]
+
+
+def start_in(tracer: OtelTracer) -> Any:
+    return tracer.start(GENERATE, transport="grpc", operation=None, traceparent=None, request_id="r")
 
 
 @pytest.mark.parametrize("wrong", ["127.0.0.1:4318", "grpc://host", "http://", "x"])

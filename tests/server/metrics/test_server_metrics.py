@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -75,6 +77,12 @@ async def test_a_server_of_a_model_has_all_metrics_but_a_routers(lifecycle: Serv
             assert (family.type, family.documentation) == (metric.kind.value, metric.help)
             for sample in family.samples:
                 assert sample.labels.keys() - {"le"} == set(metric.labels), sample.name
+
+
+async def test_the_documented_metrics_of_the_process_are_there(lifecycle: ServerLifecycle) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text("utf-8")
+    exposed = names_of(await rendered(ServerMetrics(lifecycle)))
+    assert set(re.findall(r"process_\w+", page)) == {name for name in exposed if name.startswith("process_")}
 
 
 async def test_it_says_what_runs(lifecycle: ServerLifecycle) -> None:
