@@ -33,7 +33,7 @@ class Exposition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class ServerCounts:
     """What one exposition shows, as it was on the event loop at one moment."""
 
     calls: CallMetrics
@@ -62,13 +62,13 @@ class ServerMetrics:
         They are written on a thread, as that may take longer than the event loop has.
         """
         async with self._rendering:
-            snapshot = await self._snapshot()
-            return await asyncio.to_thread(write_text, snapshot, self._role, accept)
+            counts = await self._counts()
+            return await asyncio.to_thread(write_text, counts, self._role, accept)
 
-    async def _snapshot(self) -> Snapshot:
+    async def _counts(self) -> ServerCounts:
         serving = self._serving()
         engines = () if serving is None else await engine_loads(serving)
-        return Snapshot(
+        return ServerCounts(
             calls=self.calls.copy(),
             generations=self.generations.copy(),
             state=self._lifecycle.state,
@@ -100,20 +100,20 @@ async def engine_loads(serving: ServingState) -> Sequence[EngineLoad]:
     ]
 
 
-def families(snapshot: Snapshot, role: str) -> Iterable[Family]:
+def families(counts: ServerCounts, role: str) -> Iterable[Family]:
     """All metrics of a server in this role."""
     is_router = role == ROUTER
-    yield build_info(role, None if is_router or not snapshot.engines else snapshot.engines[0])
-    yield server_state(snapshot.state)
-    yield from snapshot.calls.families()
-    yield from snapshot.generations.families()
-    yield from load_families(snapshot.engines)
+    yield build_info(role, None if is_router or not counts.engines else counts.engines[0])
+    yield server_state(counts.state)
+    yield from counts.calls.families()
+    yield from counts.generations.families()
+    yield from load_families(counts.engines)
     if is_router:
-        yield from router_families(snapshot)
+        yield from router_families(counts)
         return
-    for engine in snapshot.engines:  # there is at most one
+    for engine in counts.engines:  # there is at most one
         yield from counter_families(engine.engine_id, engine.stats)
-        yield from vllm_families(engine, snapshot.generations)
+        yield from vllm_families(engine, counts.generations)
 
 
 def build_info(role: str, engine: EngineLoad | None) -> Family:
@@ -133,22 +133,22 @@ def server_state(current: State) -> Family:
     return family
 
 
-def router_families(snapshot: Snapshot) -> Iterable[Family]:
+def router_families(counts: ServerCounts) -> Iterable[Family]:
     """How many engines a router has and has lost."""
     answering, lost = table.ENGINES.gauge(), table.ENGINES_LOST.counter()
-    answering.add_metric([], snapshot.registered)
-    lost.add_metric([], snapshot.lost)
+    answering.add_metric([], counts.registered)
+    lost.add_metric([], counts.lost)
     yield from (answering, lost)
 
 
-def write_text(snapshot: Snapshot, role: str, accept: str) -> Exposition:
+def write_text(counts: ServerCounts, role: str, accept: str) -> Exposition:
     """The metrics as text, in the format that an Accept header asks for.
 
     Not by prometheus_client's `choose_encoder`: for OpenMetrics it replaces the colons in the names of vLLM. All names
     here are valid in every format, so that none needs to be escaped.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(SnapshotCollector(snapshot, role))
+    registry.register(CountsCollector(counts, role))
     ProcessCollector(registry=registry)
     media_types = [each.partition(";")[0].strip().lower() for each in accept.split(",")]
     if OPENMETRICS not in media_types:
@@ -157,13 +157,13 @@ def write_text(snapshot: Snapshot, role: str, accept: str) -> Exposition:
     return Exposition(body, f"{OPENMETRICS}; version=1.0.0; charset=utf-8")
 
 
-class SnapshotCollector(Collector):
-    """Gives prometheus_client the families of a snapshot."""
+class CountsCollector(Collector):
+    """Gives prometheus_client the families of these counts."""
 
-    def __init__(self, snapshot: Snapshot, role: str) -> None:
-        self._snapshot = snapshot
+    def __init__(self, counts: ServerCounts, role: str) -> None:
+        self._counts = counts
         self._role = role
 
     def collect(self) -> Iterable[Family]:
         """The families."""
-        return families(self._snapshot, self._role)
+        return families(self._counts, self._role)
