@@ -67,6 +67,11 @@ class EngineStats:
     expired: int  # contexts, snapshots and publications that expired, in total
     tokens_drafted: int  # draft tokens proposed, in total
     tokens_accepted: int  # draft tokens accepted, in total
+    tokens_queried: int  # prompt tokens looked for in the cache when a request began to run, in total
+    prompt_tokens: int  # tokens that fills and forwards appended to contexts, in total
+    requests_admitted: int  # requests that began to run, each counted once, in total
+    queue_seconds: float  # time that these waited before, in total
+    step_seconds: float  # time that steps took, in total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -563,6 +563,11 @@ class Client(AsyncCloseable):
             expired=sum(load.expired for load in loads),
             tokens_drafted=sum(load.tokens_drafted for load in loads),
             tokens_accepted=sum(load.tokens_accepted for load in loads),
+            tokens_queried=sum(load.tokens_queried for load in loads),
+            prompt_tokens=sum(load.prompt_tokens for load in loads),
+            requests_admitted=sum(load.requests_admitted for load in loads),
+            queue_seconds=sum(load.queue_seconds for load in loads),
+            step_seconds=sum(load.step_seconds for load in loads),
         )
 
     async def drain(self, *, timeout_s: float | None = None) -> None:

@@ -155,6 +155,9 @@ class ServeConfig:
     """Keep compiled steps here, so that the next start is quick. None: nowhere."""
     drain_timeout_s: Annotated[float, within(0, 86400)] = 60.0
     """How long running work may take to finish after Ctrl-C or SIGTERM, in seconds."""
+    otlp_endpoint: None | str = None
+    """Send traces of calls to this collector, by OTLP over HTTP: http://127.0.0.1:4318. They hold no prompts, outputs
+    or keys. Needs pip install 'jaxctx[otel]'. None: nothing is traced or sent."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What to log to standard error; prompts never are."""
 

@@ -87,6 +87,11 @@ STATS = EngineStats(
     expired=0,
     tokens_drafted=0,
     tokens_accepted=0,
+    tokens_queried=10,
+    prompt_tokens=12,
+    requests_admitted=2,
+    queue_seconds=0.5,
+    step_seconds=0.25,
 )
 EXPIRY = Expiry(at=utc_datetime(1_700_000_600.5), seconds=300.25, sliding=True)
 SNAPSHOT = Snapshot(
