@@ -85,7 +85,7 @@ class GrammarCompiler:
         """The grammar of a format, on the caller's event loop.
 
         Raises InvalidArgument, naming the field, if it is wrong or takes too much to prepare; FailedPrecondition
-        (NO_OUTPUT_FORMAT) if the model's tokenizer does not allow formats; ResourceExhausted (QUEUE_FULL) if many of the
+        (NO_OUTPUT_FORMAT) if the tokenizer does not allow formats; ResourceExhausted (QUEUE_FULL) if many of the
         tenant wait.
         """
         return await asyncio.wrap_future(self._threads.submit(tenant, partial(self._compile, tenant, output_format)))
