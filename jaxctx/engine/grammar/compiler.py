@@ -196,10 +196,12 @@ def _source(output_format: OutputFormat) -> _Source:
 
 
 def _schema_grammar(schema: str) -> str:
+    """A schema as it is written, once it is known to be one JSON text and nothing after it."""
     try:
-        return llguidance.LLMatcher.grammar_from_json_schema(schema)
-    except ValueError as error:
-        raise InvalidArgument.field("output_format.json_schema", f"not a JSON object: {brief(str(error))}") from error
+        json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument.field("output_format.json_schema", f"not a JSON text: {brief(str(error))}") from error
+    return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
 
 
 def _lark_grammar(text: str) -> str:
