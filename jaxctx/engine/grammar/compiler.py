@@ -41,6 +41,8 @@ LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
+# White space between the parts of a JSON text. A model that begins with it may go on for ever, if it is not bounded.
+JSON_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -196,12 +198,12 @@ def _source(output_format: OutputFormat) -> _Source:
 
 
 def _schema_grammar(schema: str) -> str:
-    """A schema as it is written, once it is known to be one JSON text and nothing after it."""
+    """The grammar of a schema. What the schema says under "x-guidance" goes before our defaults."""
     try:
-        json.loads(schema)
+        json.loads(schema)  # llguidance would take what stands behind it for a part of the grammar
+        return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": JSON_WHITE_SPACE})
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument.field("output_format.json_schema", f"not a JSON text: {brief(str(error))}") from error
-    return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
+        raise InvalidArgument.field("output_format.json_schema", f"not a JSON object: {brief(str(error))}") from error
 
 
 def _lark_grammar(text: str) -> str:

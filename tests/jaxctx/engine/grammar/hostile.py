@@ -25,11 +25,11 @@ def schema(**keywords: object) -> OutputFormat:
 WRONG: dict[str, tuple[OutputFormat, str, str]] = {
     "no field": (OutputFormat(), "output_format.json_object", "must be true"),
     "false": (OutputFormat(json_object=False), "output_format.json_object", "must be true"),
-    "not JSON": (OutputFormat(json_schema="{"), "output_format.json_schema", "not a JSON text"),
+    "not JSON": (OutputFormat(json_schema="{"), "output_format.json_schema", "not a JSON object"),
     "grammars behind the schema": (
         OutputFormat(json_schema='{}}, {"lark_grammar": "start: /a/"'),
         "output_format.json_schema",
-        "not a JSON text",
+        "not a JSON object",
     ),
     "an infinite number": (OutputFormat(json_schema='{"maximum": Infinity}'), "output_format.json_schema", ""),
     "no object": (OutputFormat(json_schema="[1]"), "output_format.json_schema", ""),

@@ -126,6 +126,27 @@ async def test_a_grammar_with_json_and_a_special_token(compiler: GrammarCompiler
         assert re.match(r"call [a-z]{2}<\|(startoftext|im_start)\|>\{\"a\":(true|false)", output)
 
 
+async def test_properties_come_in_the_order_of_the_schema(echo: GrammarCompiler) -> None:
+    schema = {"properties": {name: {"const": 1} for name in "zxy"}, "required": list("xyz")} | TIGHT
+    (start,) = await prepared(echo, OutputFormat(json_schema=json.dumps(schema)))
+    tokens = drawn(start, (EOS_ID,), 1)
+    assert echo_text().tokenizer.decode(tokens or []).startswith('{"z":1,"x":1,"y":1')
+
+
+async def test_white_space_in_json_is_bounded_unless_the_schema_says_otherwise(echo: GrammarCompiler) -> None:
+    for schema, most in (
+        (PERSON, 64),
+        (PERSON | {"x-guidance": {"whitespace_pattern": " {1,3}"}}, 3),
+        (PERSON | TIGHT, 0),
+    ):
+        (start,) = await prepared(echo, OutputFormat(json_schema=json.dumps(schema)))
+        start.matcher.take(ord("{"))
+        for spaces in range(most + 1):
+            assert (ord(" ") in allowed(start.matcher.mask())) == (spaces < most)
+            if spaces < most:
+                start.matcher.take(ord(" "))
+
+
 async def test_an_empty_text_is_a_text(echo: GrammarCompiler) -> None:
     (start,) = await prepared(echo, OutputFormat(regex=""))
     assert allowed(start.mask) == [EOS_ID]
