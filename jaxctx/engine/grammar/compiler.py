@@ -198,12 +198,20 @@ def _source(output_format: OutputFormat) -> _Source:
 
 
 def _schema_grammar(schema: str) -> str:
-    """The grammar of a schema. What the schema says under "x-guidance" goes before our defaults."""
+    """The grammar of a schema. What the schema says of white space, under "x-guidance", goes before our default."""
     try:
-        json.loads(schema)  # llguidance would take what stands behind it for a part of the grammar
+        parsed = json.loads(schema)  # llguidance would take what stands behind it for a part of the grammar
+        if _says_white_space(parsed):
+            return llguidance.LLMatcher.grammar_from_json_schema(schema)
         return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": JSON_WHITE_SPACE})
     except (ValueError, RecursionError) as error:
         raise InvalidArgument.field("output_format.json_schema", f"not a JSON object: {brief(str(error))}") from error
+
+
+def _says_white_space(schema: object) -> bool:
+    """Whether a schema has an option of llguidance for white space."""
+    options = schema.get("x-guidance") if isinstance(schema, dict) else None
+    return isinstance(options, dict) and not options.keys().isdisjoint({"whitespace_flexible", "whitespace_pattern"})
 
 
 def _lark_grammar(text: str) -> str:
