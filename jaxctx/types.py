@@ -581,7 +581,7 @@ class OutputFormat:
     (GRAMMAR_LIMIT) in the middle of an output if it takes too much to follow.
     """
 
-    json_object: bool = False  # a JSON object, whatever is in it
+    json_object: bool | None = None  # a JSON object, whatever is in it; always True
     # A JSON text that is valid by this JSON schema, itself a JSON text of up to 64 KiB. Unsupported keywords are
     # refused. Properties come in the order of the schema.
     json_schema: str | None = None

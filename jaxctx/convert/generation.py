@@ -154,7 +154,7 @@ def output_format_from_proto(message: generation_pb2.OutputFormat) -> OutputForm
     """What an output's text may look like."""
     kind = message.WhichOneof("format")
     return OutputFormat(
-        json_object=message.json_object,
+        json_object=message.json_object if kind == "json_object" else None,
         json_schema=message.json_schema if kind == "json_schema" else None,
         regex=message.regex if kind == "regex" else None,
         grammar=message.grammar if kind == "grammar" else None,

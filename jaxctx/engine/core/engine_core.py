@@ -348,7 +348,9 @@ class EngineCore:
         packed, views = self.runner.make_step_inputs(shape)
         segments = write_batch(batch, views, self.config.page_size)
         build_attention_metadata(segments, shape.metadata, views.metadata)
-        self.runner.load_allowed(_masks_of(batch))
+        masks = _masks_of(batch)
+        if masks:
+            self.runner.load_allowed(masks)
         return batch, self.runner.run(shape, packed, logits=batch.wants_logits)
 
     def schedule(self) -> Batch | None:

@@ -184,6 +184,12 @@ CONVERSIONS = [
         convert.sampling_params_to_proto,
     ),
     Conversion(
+        types.OutputFormat,
+        generation_pb2.OutputFormat,
+        convert.output_format_from_proto,
+        convert.output_format_to_proto,
+    ),
+    Conversion(
         types.GenerateRequest,
         context_service_pb2.GenerateRequest,
         convert.generate_request_from_proto,

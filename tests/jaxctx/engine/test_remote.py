@@ -212,7 +212,9 @@ SAMPLING = types.SamplingParams(temperature=0.5, top_k=7, seed=3, logit_bias={5:
             convert.update_context_request_from_proto,
         ),
         (
-            types.GenerateRequest(context_id="c", sampling=SAMPLING, stop=["x", "y"]),
+            types.GenerateRequest(
+                context_id="c", sampling=SAMPLING, stop=["x", "y"], output_format=types.OutputFormat(choices=["a", "b"])
+            ),
             convert.generate_request_to_proto,
             convert.generate_request_from_proto,
         ),

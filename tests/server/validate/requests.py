@@ -129,6 +129,20 @@ TABLE: dict[str, dict[str, Any]] = {
         "include_stop": ANY,
         "include_special_tokens": ANY,
         "resume_tokens": [-1, 16, 10_000],  # below max_tokens
+        "output_format": {
+            "json_object": ANY,
+            "json_schema": ["", "x" * 65_537],
+            "regex": ["", "x" * 8193],
+            "grammar": ["", "é" * 32_769],
+            "choices": [
+                ({"texts": []}, "output_format.choices.texts"),
+                ({"texts": [f"{i}" for i in range(1025)]}, "output_format.choices.texts"),
+                ({"texts": ["a", ""]}, "output_format.choices.texts[1]"),
+                ({"texts": ["a", "x" * 4097]}, "output_format.choices.texts[1]"),
+                ({"texts": ["a", "b", "a"]}, "output_format.choices.texts[2]"),
+                ({"texts": [f"{i}" + "x" * 4090 for i in range(10, 27)]}, "output_format.choices.texts"),
+            ],
+        },
     },
     "ForkRequest": {
         "context_id": CONTEXT_ID,

@@ -78,9 +78,12 @@ def violating(field: Any, rule: Any, limits: Any) -> list[tuple[Any, str]]:
         found += [([], "")]
     if rule.unique:
         found += [([one, one], "[1]")]
-    if rule.max_total_bytes:
-        text = "x" * (rule.max_total_bytes // 2)
-        found += [([text] * 3 if kind is None else [{"role": "r", "content": text}] * 3, "")]
+    if rule.max_total_bytes and kind is None:
+        lengths = range(rule.max_bytes - rule.max_total_bytes // rule.max_bytes, rule.max_bytes + 1)  # all different
+        found += [(["x" * length for length in lengths], "")]
+    elif rule.max_total_bytes:
+        text = next(each.name for each in kind.fields if each.name == "content")
+        found += [([{"role": "r", text: "x" * (rule.max_total_bytes // 2)}] * 3, "")]
     if rule.ranges:
         high = getattr(limits, rule.lte_of)
         return found + [(bounds, "") for bounds in ([1], [-1, 2], [2, 2], [3, 2], [0, 3, 2, 4], [0, high + 1])]
