@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from jaxctx.engine.interface import Caller
+from jaxctx.engine.remote import MakeCredentials
 from jaxctx_server.auth import Key
 from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.key_store import KeyStore
@@ -60,11 +61,21 @@ class Services:
     engines: EngineService
 
     @classmethod
-    def make(cls, lifecycle: ServerLifecycle, clock: Callable[[], float], cluster_key: str, *, is_router: bool) -> Self:
-        """The services of a server. `clock` is that of deadlines, `cluster_key` the cluster's secret ("": none)."""
+    def make(
+        cls,
+        lifecycle: ServerLifecycle,
+        clock: Callable[[], float],
+        cluster_key: str,
+        *,
+        is_router: bool,
+        credentials: MakeCredentials | None = None,
+    ) -> Self:
+        """The services of a server. `clock` is that of deadlines, `cluster_key` the cluster's secret ("": none);
+        `credentials` makes those of a router's channel to an engine (None: without TLS).
+        """
         engines, placements = RouterEngines(lifecycle), PlacementTable()
         migrator = Migrator(engines, placements, clock)
-        registration = EngineRegistration(lifecycle, migrator, clock, cluster_key)
+        registration = EngineRegistration(lifecycle, migrator, clock, cluster_key, credentials)
         sessions, admin = LocalSessionService(lifecycle), LocalAdminService(lifecycle)
         if not is_router:
             return cls(
@@ -113,5 +124,5 @@ class Backend:
         """The backend of a server. `is_router`: engines elsewhere answer what needs a model."""
         reader = RequestReader(lifecycle)
         pipeline = CallPipeline(KeyStore.of(keys), reader, max_calls=max_calls, incarnation=cluster.incarnation)
-        services = Services.make(lifecycle, clock, cluster.key, is_router=is_router)
+        services = Services.make(lifecycle, clock, cluster.key, is_router=is_router, credentials=cluster.credentials)
         return cls(lifecycle=lifecycle, pipeline=pipeline, services=services, clock=clock, max_calls=max_calls)
