@@ -47,7 +47,7 @@ from jaxctx.v1 import (
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
-MakeCredentials: TypeAlias = "Callable[[], grpc.ChannelCredentials]"  # those of a new channel between servers
+MakeCredentials: TypeAlias = Callable[[], grpc.ChannelCredentials]  # those of a new channel between servers
 
 # Headers: see protos/jaxctx/v1/engine_service.proto.
 TENANT_HEADER = "jaxctx-tenant"
