@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from jaxctx.engine.interface import Caller
+from jaxctx.engine.remote import MakeCredentials
 from jaxctx_server.auth import Key
 from jaxctx_server.call_record import current_record
 from jaxctx_server.call_trace import CallTracer
@@ -73,13 +74,15 @@ class Services:
         *,
         is_router: bool,
         generations: GenerationMetrics | None = None,
+        credentials: MakeCredentials | None = None,
     ) -> Self:
         """The services of a server. `clock` is that of deadlines, `cluster_key` the cluster's secret ("": none);
-        `generations` is where outputs are counted.
+        `generations` is where outputs are counted; `credentials` makes those of a router's channel to an engine (None:
+        without TLS).
         """
         engines, placements = RouterEngines(lifecycle), PlacementTable()
         migrator = Migrator(engines, placements, clock)
-        registration = EngineRegistration(lifecycle, migrator, clock, cluster_key)
+        registration = EngineRegistration(lifecycle, migrator, clock, cluster_key, credentials)
         sessions, admin = LocalSessionService(lifecycle), LocalAdminService(lifecycle)
         if not is_router:
             return cls(
@@ -140,7 +143,14 @@ class Backend:
             metrics=metrics.calls,
             tracer=tracer,
         )
-        services = Services.make(lifecycle, clock, cluster.key, is_router=is_router, generations=metrics.generations)
+        services = Services.make(
+            lifecycle,
+            clock,
+            cluster.key,
+            is_router=is_router,
+            generations=metrics.generations,
+            credentials=cluster.credentials,
+        )
         return cls(
             lifecycle=lifecycle,
             pipeline=pipeline,

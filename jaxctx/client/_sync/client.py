@@ -15,6 +15,7 @@ from jaxctx.client._sync.channel import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Chann
 from jaxctx.client._sync.context import Context
 from jaxctx.client._sync.session import Session
 from jaxctx.client.options import ChatOptions
+from jaxctx.client.tls import Tls
 from jaxctx.errors import JaxctxError
 from jaxctx.types import (
     ContextEvent,
@@ -41,10 +42,11 @@ from jaxctx.v1 import (
 class Client(Closeable):
     """A connection to a jaxctx server. Every method may raise the errors of `jaxctx.errors`.
 
-    `target` is "host:port" or "unix:/path"; `credentials` (grpc.ssl_channel_credentials) switches TLS on. `timeout_s`
-    is the deadline of calls that give none of their own (None: none); of `generate` it covers the whole stream. Calls
-    that can be repeated safely are, a few times, while the server is unavailable. Leaving the `with` block closes
-    the connection; contexts stay on the server.
+    `target` is "host:port" or "unix:/path". `tls` switches TLS on, with files; `credentials` does so too, with any
+    credentials of gRPC. A file that is wrong raises InvalidArgument. `timeout_s` is the deadline of calls that give
+    none of their own (None: none); of `generate` it covers the whole stream. Calls that can be repeated safely are, a
+    few times, while the server is unavailable. Leaving the `with` block closes the connection; contexts stay on
+    the server.
     """
 
     def __init__(
@@ -52,10 +54,11 @@ class Client(Closeable):
         target: str = DEFAULT_TARGET,
         *,
         api_key: str | None = None,
+        tls: Tls | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._channel = Channel(target, credentials, api_key, timeout_s)
+        self._channel = Channel(target, credentials, api_key, timeout_s, tls)
 
     # --- Contexts
 
