@@ -67,6 +67,11 @@ class EngineStats:
     expired: int  # contexts, snapshots and publications that expired, in total
     tokens_drafted: int  # draft tokens proposed, in total
     tokens_accepted: int  # draft tokens accepted, in total
+    tokens_queried: int  # prompt tokens looked for in the cache when a request began to run, in total
+    prompt_tokens: int  # tokens that fills and forwards appended to contexts, in total
+    requests_admitted: int  # requests that began to run, each counted once, in total
+    queue_seconds: float  # time that these waited before, in total
+    step_seconds: float  # time that steps took, in total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +351,10 @@ class Model:
     dtype: str  # numerical type of weights and activations, for example "bfloat16"
     kv_dtype: str  # numerical type of keys and values
     default_max_tokens: int  # `max_tokens` of a GenerateRequest that sets none
+    tool_call_format: str = ""  # how it writes calls of tools, for example "hermes"; empty: not known
+    reasoning_format: str = ""  # how it writes its thoughts, for example "think"; empty: not at all
+    # Marks of these two formats that are special tokens, with their ids.
+    special_markers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,6 +473,16 @@ class Snapshot:
     context_id: str  # the context that was saved, perhaps closed by now
     parent_version: int = 0  # the version that it replaced as the latest. 0: none
     labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes
+    attachment_bytes: int = 0  # bytes of its attachment. 0: it has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSnapshotResult:
+    """One version of a snapshot, with what was requested of it."""
+
+    snapshot: Snapshot  # the version
+    attachment: bytes = b""  # its attachment, if that was requested; empty if it has none
+    tokens: TokenIds | None = None  # its tokens, buffered ones included. None: they were not requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -562,7 +581,7 @@ class OutputFormat:
     (GRAMMAR_LIMIT) in the middle of an output if it takes too much to follow.
     """
 
-    json_object: bool = False  # a JSON object, whatever is in it
+    json_object: bool | None = None  # a JSON object, whatever is in it; always True
     # A JSON text that is valid by this JSON schema, itself a JSON text of up to 64 KiB. Unsupported keywords are
     # refused. Properties come in the order of the schema.
     json_schema: str | None = None
@@ -656,6 +675,12 @@ class SaveRequest:
     overwrite_version: int | None = None
     ttl: Ttl = Ttl()  # the time to live; without seconds: for ever
     labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes: limits as in CreateContextRequest
+    # Bytes of the caller's that belong to the version, up to 4 MiB. They are as durable as the version, expire and are
+    # deleted with it, and count for the tenant's quota of bytes. Empty: none.
+    attachment: bytes = b""
+    # At most this many versions of the name are kept, the new one included, if the server's limit is not lower. 0: as
+    # many as the server's limit allows.
+    max_versions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -252,6 +252,16 @@ class LocalEngine(Engine):
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> types.Snapshot:
         return await self.snapshot_service.snapshot(caller, name, version)
 
+    async def inspect_snapshot(
+        self,
+        caller: Caller,
+        name: str,
+        version: int | None = None,
+        include_attachment: bool = False,
+        include_tokens: bool = False,
+    ) -> types.GetSnapshotResult:
+        return await self.snapshot_service.inspect_snapshot(caller, name, version, include_attachment, include_tokens)
+
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[types.Snapshot]:
         return await self.snapshot_service.snapshots(caller, prefix, page_token, limit)
 

@@ -52,6 +52,7 @@ MakeCredentials: TypeAlias = Callable[[], grpc.ChannelCredentials]  # those of a
 # Headers: see protos/jaxctx/v1/engine_service.proto.
 TENANT_HEADER = "jaxctx-tenant"
 INCARNATION_HEADER = "jaxctx-incarnation"
+TRACEPARENT_HEADER = "traceparent"  # W3C trace context
 
 ENGINE_CHANNEL_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.enable_http_proxy", 0)]
 SILENCE_S = 3.0  # without an answer, after which an engine is taken for lost
@@ -245,6 +246,8 @@ class RemoteEngine(ProgramEngine):
             raise engine_lost()
         timeout_s = None if caller.deadline is None else max(0.0, caller.deadline - self._clock())
         headers = (*self._headers, (TENANT_HEADER, caller.tenant))
+        if caller.traceparent:
+            headers = (*headers, (TRACEPARENT_HEADER, caller.traceparent))
         call = method(request, timeout=timeout_s, metadata=headers)
         self._calls.add(call)
         try:

@@ -19,6 +19,22 @@ class Model(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class SpecialMarkersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     MODEL_ID_FIELD_NUMBER: builtins.int
     MODEL_REVISION_FIELD_NUMBER: builtins.int
     ARCHITECTURE_FIELD_NUMBER: builtins.int
@@ -29,6 +45,9 @@ class Model(google.protobuf.message.Message):
     DTYPE_FIELD_NUMBER: builtins.int
     KV_DTYPE_FIELD_NUMBER: builtins.int
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: builtins.int
+    TOOL_CALL_FORMAT_FIELD_NUMBER: builtins.int
+    REASONING_FORMAT_FIELD_NUMBER: builtins.int
+    SPECIAL_MARKERS_FIELD_NUMBER: builtins.int
     model_id: builtins.str
     """Its name on this server."""
     model_revision: builtins.str
@@ -48,9 +67,18 @@ class Model(google.protobuf.message.Message):
     kv_dtype: builtins.str
     """Numerical type of keys and values."""
     default_max_tokens: builtins.int
-    """What Generate takes for an unset `max_tokens`.
-    11..31: adapters, special tokens, media, when they come.
-    """
+    """What Generate takes for an unset `max_tokens`."""
+    tool_call_format: builtins.str
+    """How it writes calls of tools: "hermes", "llama3_json", "mistral" or "mistral_named". Empty: not known."""
+    reasoning_format: builtins.str
+    """How it writes its thoughts: "think", or "think_opened" if the chat template opens them. Empty: not at all."""
+    @property
+    def special_markers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Marks of these two formats that are special tokens, with their ids. The text of an output has them only with
+        `include_special_tokens`.
+        14..31: adapters, media, when they come.
+        """
+
     def __init__(
         self,
         *,
@@ -64,8 +92,11 @@ class Model(google.protobuf.message.Message):
         dtype: builtins.str = ...,
         kv_dtype: builtins.str = ...,
         default_max_tokens: builtins.int = ...,
+        tool_call_format: builtins.str = ...,
+        reasoning_format: builtins.str = ...,
+        special_markers: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_context_tokens", b"max_context_tokens", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "parameters", b"parameters", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_context_tokens", b"max_context_tokens", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "parameters", b"parameters", "reasoning_format", b"reasoning_format", "special_markers", b"special_markers", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___Model = Model
 

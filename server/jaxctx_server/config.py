@@ -127,6 +127,8 @@ class ServeConfig:
     store: None | str = None
     """Keep durable snapshots here: a directory, s3://BUCKET/PATH/, gs://…, or to try it memory://, which ends with the
     process. None: nowhere."""
+    response_ttl_s: Annotated[float | None, within(1, 315_576_000)] = 2_592_000.0
+    """How long responses of the OpenAI API are kept, in seconds; with --store also after a restart. None: for ever."""
     snapshot_history: Annotated[int | None, within(1, MANY)] = 32
     """Versions of a snapshot to keep: when one more is saved the oldest is deleted. None: all."""
     host_tokens: Annotated[int | None, within(0, 2**40)] = None
@@ -144,7 +146,7 @@ class ServeConfig:
     max_snapshots_per_tenant: Annotated[int | None, within(1, MANY)] = 10_000
     """Versions of snapshots that a tenant may have. None: no limit."""
     max_snapshot_bytes_per_tenant: Annotated[int | None, within(1, 2**50)] = None
-    """Size of them all, pages that they share counted in each. None: no limit."""
+    """Size of them all: pages, those that they share counted in each, and attachments. None: no limit."""
 
     dispatch_task_groups: bool = True
     """Of programs: place calls that feed one consumer together."""
@@ -166,6 +168,9 @@ class ServeConfig:
     """Keep compiled steps here, so that the next start is quick. None: nowhere."""
     drain_timeout_s: Annotated[float, within(0, 86400)] = 60.0
     """How long running work may take to finish after Ctrl-C or SIGTERM, in seconds."""
+    otlp_endpoint: None | str = None
+    """Send traces of calls to this collector, by OTLP over HTTP: http://127.0.0.1:4318. They hold no prompts, outputs
+    or keys. Needs pip install 'jaxctx[otel]'. None: nothing is traced or sent."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What to log to standard error; prompts never are."""
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import grpc
+from starlette.types import ASGIApp
 
 from jaxctx.errors import JaxctxError
 from jaxctx.programs.dispatcher import Policy
@@ -43,6 +44,7 @@ from jaxctx_server.validate import Limits
 if TYPE_CHECKING:
     from jaxctx.engine.engine import LocalEngine
     from jaxctx.model.text import ModelText
+    from jaxctx_server.otel import OtelTracer
 
 log = logging.getLogger("jaxctx.server")
 LAST_MESSAGES_S = 5.0  # for messages that are on their way when all work is done
@@ -96,8 +98,15 @@ class Server:
         self._err = err
         self._started = time.monotonic()
         self._lifecycle = ServerLifecycle()
+        self._tracer = make_tracer(config)
         self._backend = Backend.make(
-            self._lifecycle, keys, max_calls=config.max_calls, cluster=cluster, is_router=config.role == "router"
+            self._lifecycle,
+            keys,
+            max_calls=config.max_calls,
+            cluster=cluster,
+            is_router=config.role == "router",
+            role=config.role,
+            tracer=self._tracer,
         )
         self._grpc = make_server(self._backend)
         self._http: HttpServer | None = None  # None: not served
@@ -113,12 +122,16 @@ class Server:
         if self._config.serves_http:
             access = http_access(self._config, keys=has_keys)
             context = None if self._tls is None else self._tls.ssl_context()
-            self._http = HttpServer(make_app(self._backend, access), bind_http(self._config), context)
+            self._http = HttpServer(self._make_app(access), bind_http(self._config), context)
             await self._http.start()
         await self._grpc.start()
         self._watching_keys = asyncio.create_task(self._keys.watch())
         if self._tls is not None:
             self._watching_tls = asyncio.create_task(self._tls.watch())
+
+    def _make_app(self, access: HttpAccess) -> ASGIApp:
+        """The application of HTTP."""
+        return make_app(self._backend, access, response_ttl_s=self._config.response_ttl_s)
 
     async def run(self, load: "Load", stop: asyncio.Event) -> int:
         """Load, serve until `stop` is set or the engine fails, drain. Returns the exit status."""
@@ -149,6 +162,8 @@ class Server:
                 task.cancel()
         self._lifecycle.stop()
         await self._stop_transports(0)
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         if self._config.unix_socket is not None:
             self._config.unix_socket.unlink(missing_ok=True)
 
@@ -202,6 +217,18 @@ class Server:
             window=None if engine is None else engine.attention_window,
         )
         print(text, file=self._out, flush=True)
+
+
+def make_tracer(config: ServeConfig) -> "OtelTracer | None":
+    """What traces calls; None without --otlp-endpoint. Raises StartError for a bad URL or without OpenTelemetry."""
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from jaxctx_server.otel import otlp_tracer
+    except ImportError as error:
+        raise StartError("--otlp-endpoint: needs OpenTelemetry: pip install 'jaxctx[otel]'") from error
+    ports = {"grpc": config.grpc_port, "http": config.http_port_or_default}
+    return otlp_tracer(config.otlp_endpoint, config.host, ports)
 
 
 def program_settings(config: ServeConfig) -> ProgramSettings:

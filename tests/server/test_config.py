@@ -108,6 +108,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "max_snapshot_bytes_per_tenant": ("16", 16),
     "compile_cache": ("None", None),
     "drain_timeout_s": ("1.5", 1.5),
+    "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
     "log_level": ("debug", "debug"),
 }
 

@@ -35,6 +35,7 @@ from jaxctx_server.lifecycle import ProgramSettings
 from jaxctx_server.server import http_access, program_settings, serve
 from jaxctx_server.tls import TlsStore
 from tests.certificates import Pair, browser, write_pair, write_root
+from tests.server.collector import running_collector
 from tests.server.http.client import HttpClient
 from tests.server.key_files import key_line
 
@@ -296,6 +297,24 @@ async def test_without_http(engine: Any, text: Any) -> None:
     assert "HTTP" not in life.out.getvalue()
     life.stop.set()
     assert await life.task == OK
+
+
+async def test_traces_are_sent_before_the_server_has_ended(engine: Any, text: Any) -> None:
+    with running_collector() as collector:
+        life = RunningServer(engine, text, ServeConfig(grpc_port=0, http=False, otlp_endpoint=collector.url))
+        async with grpc.aio.insecure_channel(await life.ready()) as channel:
+            await context_service_pb2_grpc.ContextServiceStub(channel).CreateContext(pb.CreateContextRequest())
+        life.stop.set()
+        assert await life.task == OK
+    assert collector.span_names == ["jaxctx.v1.ContextService/CreateContext"]
+
+
+async def test_without_a_url_for_traces_nothing_is_begun(text: Any) -> None:
+    def load(config: Any, progress: Any) -> Any:
+        raise AssertionError("must not be called")
+
+    with pytest.raises(StartError, match="--otlp-endpoint"):
+        await serve(ServeConfig(grpc_port=0, otlp_endpoint="nowhere"), None, load, asyncio.Event())
 
 
 # --- TLS --------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from jaxctx.types import (
     EngineStats,
     EngineStatus,
     FillResult,
+    GetSnapshotResult,
     Model,
     PlanResult,
     Publication,
@@ -283,6 +284,34 @@ class Client(Closeable):
         response = self._channel.call(self._channel.snapshots.GetSnapshot, request, timeout_s)
         return convert.snapshot_from_proto(response.snapshot)
 
+    def snapshot_content(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        include_attachment: bool = True,
+        include_tokens: bool = False,
+        timeout_s: float | None = None,
+    ) -> GetSnapshotResult:
+        """One version of a snapshot with its attachment and, if wanted, its tokens.
+
+        Args:
+            name: The snapshot's name.
+            version: Which version, counted from 1. None: the latest.
+            include_attachment: Return the attachment; a damaged one raises DataLoss.
+            include_tokens: Return the tokens, buffered ones included.
+            timeout_s: Deadline in seconds. None: the client's.
+        """
+        request = requests.build_request(
+            snapshot_service_pb2.GetSnapshotRequest,
+            name=name,
+            version=version,
+            include_attachment=include_attachment,
+            include_tokens=include_tokens,
+        )
+        response = self._channel.call(self._channel.snapshots.GetSnapshot, request, timeout_s)
+        return convert.get_snapshot_result_from_proto(response)
+
     def snapshots(self, *, prefix: str = "", page: int = 100, timeout_s: float | None = None) -> Iterator[Snapshot]:
         """The latest version of each name that begins with `prefix`, in the order of the names.
 
@@ -536,6 +565,11 @@ class Client(Closeable):
             expired=sum(load.expired for load in loads),
             tokens_drafted=sum(load.tokens_drafted for load in loads),
             tokens_accepted=sum(load.tokens_accepted for load in loads),
+            tokens_queried=sum(load.tokens_queried for load in loads),
+            prompt_tokens=sum(load.prompt_tokens for load in loads),
+            requests_admitted=sum(load.requests_admitted for load in loads),
+            queue_seconds=sum(load.queue_seconds for load in loads),
+            step_seconds=sum(load.step_seconds for load in loads),
         )
 
     def drain(self, *, timeout_s: float | None = None) -> None:

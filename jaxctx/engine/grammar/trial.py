@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class _Process:
         try:
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.flush()
-        except OSError:
+        except (OSError, ValueError):  # it has ended, or was killed
             return None
         poll = select.poll()
         poll.register(stdout, select.POLLIN)
@@ -110,3 +111,6 @@ class _Process:
         """End it, and wait for its end. A thread that waits for a reply sees it."""
         self._process.kill()
         self._process.wait()
+        if self._process.stdin is not None:
+            with suppress(OSError):  # what could not be sent to it
+                self._process.stdin.close()

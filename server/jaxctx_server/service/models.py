@@ -21,12 +21,21 @@ class LocalModelService:
             found=entries_to_find(request.limit),
         )
         return pb.ListModelsResponse(
-            models=[convert.model_to_proto(info) for info in page.entries], next_page_token=page.next_page_token
+            models=[self._describe(info.model_id) for info in page.entries], next_page_token=page.next_page_token
         )
 
     async def get_model(self, caller: Caller, request: pb.GetModelRequest) -> pb.GetModelResponse:
-        model = self._lifecycle.model(request.model_id)
-        return pb.GetModelResponse(model=convert.model_to_proto(model.engine.info))
+        return pb.GetModelResponse(model=self._describe(request.model_id))
+
+    def _describe(self, model_id: str) -> pb.Model:
+        """A model as its engine and its tokenizer describe it."""
+        model = self._lifecycle.model(model_id)
+        described = convert.engine_model_to_proto(model.engine.info)
+        formats = model.texts.formats
+        described.tool_call_format = formats.tool_calls
+        described.reasoning_format = formats.reasoning
+        described.special_markers.update(formats.special_markers)
+        return described
 
     async def tokenize(self, caller: Caller, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         model = self._lifecycle.model(request.model_id)

@@ -4,8 +4,10 @@ from starlette.routing import Route
 
 from jaxctx_server.http.endpoint import api_route
 from jaxctx_server.http.ops.health import health, livez, readyz, version
+from jaxctx_server.http.ops.metrics import metrics
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"  # no key needed
+ANY_KEY = "/jaxctx.v1.ModelService/ListModels"  # where keys are on, metrics need one
 
 
 def ops_routes() -> list[Route]:
@@ -15,4 +17,5 @@ def ops_routes() -> list[Route]:
         api_route("/livez", livez, method=HEALTH_CHECK),
         api_route("/readyz", readyz, method=HEALTH_CHECK),
         api_route("/version", version, method=HEALTH_CHECK),
+        api_route("/metrics", metrics, method=ANY_KEY),
     ]
