@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -477,20 +477,27 @@ async def test_a_session_from_before_a_reload_lets_nobody_in(mutual_files: TlsFi
     context = browser("servers", caller)
     context.maximum_version = ssl.TLSVersion.TLSv1_2  # whose session is known right after the handshake
     async with https_port(store) as port:
-        session = await asyncio.to_thread(handshake, port, context, None)
-        assert (await asyncio.to_thread(handshake, port, context, session)) is not None
+        first = await asyncio.to_thread(handshake, port, context, None)
+        again = await asyncio.to_thread(handshake, port, context, first.session)
+        assert again.resumed
         write_root(mutual_files.client_ca, "new callers")
         await looked(store)
         with pytest.raises(OSError, match=r"(?i)alert|reset|eof"):
-            await asyncio.to_thread(handshake, port, context, session)
+            await asyncio.to_thread(handshake, port, context, again.session)
 
 
-def handshake(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLSession | None:
-    """Connect, with a session to resume, and read something: the session of the connection."""
+class Handshake(NamedTuple):
+    session: ssl.SSLSession
+    resumed: bool
+
+
+def handshake(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> Handshake:
+    """Connect, with a session to resume, and read something."""
     with (
         socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
         context.wrap_socket(plain, server_hostname="localhost", session=session) as secure,
     ):
         secure.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert secure.recv(4)
-        return secure.session
+        assert secure.session is not None
+        return Handshake(secure.session, bool(secure.session_reused))
