@@ -291,7 +291,7 @@ def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool, at_o
 
 def test_masks_reach_their_slots_and_no_other() -> None:
     """More than a call takes, in any order; a slot that is given none keeps its own. Nothing is compiled for it."""
-    device = ModelRunner(EchoModel(), (), replace(CONFIG, max_batch=12))
+    device = ModelRunner(EchoModel(), (), replace(CONFIG, max_batch=12, max_batch_tokens=16))
     device._compile(StateFunction.LOAD_ALLOWED)
     rng = np.random.default_rng(1)
     shape = device._state.allowed.shape
