@@ -172,7 +172,7 @@ def output_format_to_proto(value: OutputFormat) -> generation_pb2.OutputFormat:
         return generation_pb2.OutputFormat(grammar=value.grammar)
     if value.choices is not None:
         return generation_pb2.OutputFormat(choices=generation_pb2.Choices(texts=value.choices))
-    return generation_pb2.OutputFormat(json_object=value.json_object)
+    return generation_pb2.OutputFormat(json_object=bool(value.json_object))
 
 
 def generate_request_from_proto(message: context_service_pb2.GenerateRequest) -> GenerateRequest:
