@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -23,7 +24,7 @@ from jaxtyping import Int32
 from jaxctx.engine.grammar.matcher import EndRules, OutputMatcher, brief, token_bits
 from jaxctx.engine.grammar.tenant_threads import TenantThreads
 from jaxctx.engine.grammar.trial import GrammarTrials
-from jaxctx.errors import FailedPrecondition, InvalidArgument
+from jaxctx.errors import FailedPrecondition, InvalidArgument, Unavailable
 from jaxctx.model.sampling import allowed_words
 from jaxctx.model.text import ModelText
 from jaxctx.types import GenerateRequest, OutputFormat
@@ -106,13 +107,11 @@ class GrammarCompiler:
     def warm_up(self) -> None:
         """Read the tokenizer and start the first process, so that the first request need not wait. Blocks.
 
-        For a model whose tokenizer does not allow formats it does nothing.
+        For a model whose tokenizer does not allow formats, and after `close`, it does nothing.
         """
-        try:
+        with suppress(FailedPrecondition, Unavailable):
             self._read_tokenizer()
-        except FailedPrecondition:
-            return
-        self._trials.warm_up()
+            self._trials.warm_up()
 
     def close(self) -> None:
         """End the processes. What waits is cancelled."""

@@ -56,10 +56,12 @@ class GrammarTrials:
 
     def _take(self) -> "_Process":
         """A process that is ready."""
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            pass
+        with suppress(queue.Empty):
+            while True:
+                process = self._idle.get_nowait()
+                if process.is_alive():
+                    return process
+                self._end(process)
         process = _Process()
         self._all.add(process)
         if self._closed or process.ask(self._setup(), START_TIMEOUT_S) is None:
@@ -106,6 +108,10 @@ class _Process:
             reply += part
         result: dict[str, Any] = json.loads(reply)
         return result
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
 
     def kill(self) -> None:
         """End it, and wait for its end. A thread that waits for a reply sees it."""

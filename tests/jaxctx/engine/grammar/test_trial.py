@@ -70,8 +70,10 @@ def test_a_process_that_somebody_ended_is_replaced(trials: GrammarTrials) -> Non
     trials.warm_up()
     (pid,) = pids(trials)
     os.kill(pid, signal.SIGKILL)
-    trials.try_grammar(GOOD)  # this one is lost with it
+    (process,) = trials._all
+    process._process.wait()
     assert trials.try_grammar(GOOD) == ""
+    assert pids(trials) != {pid}
 
 
 def test_closing_ends_a_trial_at_once(trials: GrammarTrials) -> None:
