@@ -35,7 +35,7 @@ SCHEMAS_PATH = "#/components/schemas/"
 ERRORS_OF_ALL = (400, 408, 429, 431, 500, 503)
 ERRORS_OF_A_BODY = (413, 415)
 ERRORS_OF_A_KEY = (401, 403)
-KEY_SECURITY: list[Json] = [{"bearer": []}, {"apiKey": []}, {}]  # {}: a server without keys needs none
+KEY_SECURITY: list[Json] = [{"bearer": []}, {"apiKey": []}]  # either; left out by a server without keys
 MEANING_OF_STATUS = {
     400: "The request is wrong. `param` names the field, if there is one.",
     401: "No key, or an unknown one.",
@@ -79,15 +79,22 @@ def json_response(description: str, schema: Json) -> Json:
     return {"description": description, "content": {JSON_MEDIA_TYPE: {"schema": schema}}}
 
 
-def event_stream_response(description: str) -> Json:
-    """A response of server-sent events. OpenAPI has no schema for those: the description tells what each event is."""
-    return {"description": description, "content": {EVENT_STREAM_MEDIA_TYPE: {"schema": {"type": "string"}}}}
+def event_schema(data: Json) -> Json:
+    """The schema of one server-sent event: its data is JSON of the schema `data`, or [DONE]."""
+    text = {"type": "string", "contentMediaType": JSON_MEDIA_TYPE, "contentSchema": data}
+    with_json = {"properties": {"event": {"type": "string"}, "data": text}}
+    return {"type": "object", "required": ["data"], "anyOf": [{"properties": {"data": {"const": "[DONE]"}}}, with_json]}
 
 
-def json_or_events_response(description: str, schema: Json) -> Json:
-    """A response of JSON, or of server-sent events if the request asks for a stream."""
+def event_stream_response(description: str, data: Json) -> Json:
+    """A response of server-sent events with data of the schema `data`. The description tells their order."""
+    return {"description": description, "content": {EVENT_STREAM_MEDIA_TYPE: {"schema": event_schema(data)}}}
+
+
+def json_or_events_response(description: str, schema: Json, data: Json) -> Json:
+    """A response of JSON, or of server-sent events with data of the schema `data` if the request asks for a stream."""
     response = json_response(description, schema)
-    response["content"][EVENT_STREAM_MEDIA_TYPE] = {"schema": {"type": "string"}}
+    response["content"][EVENT_STREAM_MEDIA_TYPE] = {"schema": event_schema(data)}
     return response
 
 
@@ -113,6 +120,7 @@ def operation(
     summary: str,
     success: Json,
     body: Json | None = None,
+    example: Json | None = None,
     parameters: Sequence[Json] = (),
     errors: Sequence[int] = (),
     error_schema: str = "Error",
@@ -121,8 +129,9 @@ def operation(
 ) -> Json:
     """One method of a path.
 
-    `success` is the response with status 200, `body` the schema of a body of JSON. `errors` are the statuses of errors
-    beside the common ones, `error_schema` is the name of their schema. `needs_key` False: it is open to anybody.
+    `success` is the response with status 200, `body` the schema of a body of JSON, `example` such a body. `errors` are
+    the statuses of errors beside the common ones, `error_schema` is the name of their schema. `needs_key` False: it is
+    open to anybody.
     """
     statuses = {*ERRORS_OF_ALL, *errors}
     if needs_key:
@@ -138,7 +147,8 @@ def operation(
     if parameters:
         described["parameters"] = list(parameters)
     if body is not None:
-        described["requestBody"] = {"required": True, "content": {JSON_MEDIA_TYPE: {"schema": body}}}
+        content = {"schema": body} if example is None else {"schema": body, "example": example}
+        described["requestBody"] = {"required": True, "content": {JSON_MEDIA_TYPE: content}}
     described["responses"] = responses
     described["security"] = KEY_SECURITY if needs_key else []
     return described

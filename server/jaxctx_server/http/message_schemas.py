@@ -25,7 +25,7 @@ NUMBERS_AS_TEXT = ["NaN", "Infinity", "-Infinity"]
 STANDARD_MESSAGES: dict[str, Json] = {  # that have a form of their own in JSON
     "google.protobuf.Duration": {
         "type": "string",
-        "pattern": r"^-?[0-9]{1,12}(\.[0-9]{1,9})?s$",
+        "pattern": r"^0*[0-9]{1,9}(\.[0-9]{1,9})?s$",  # no rule allows one below 0, or above ten years
         "description": 'Seconds, as "1.5s".',
     },
     "google.protobuf.Timestamp": {"type": "string", "format": "date-time"},

@@ -53,12 +53,12 @@ def descriptions() -> list[ApiDescription]:
 
 
 @functools.cache
-def openapi_document() -> Json:
-    """The document, made once. Not to be changed."""
-    return merge(descriptions())
+def openapi_document(*, with_keys: bool) -> Json:
+    """The document of a server with or without keys, made once. Not to be changed."""
+    return merge(descriptions(), with_keys=with_keys)
 
 
-def merge(apis: Iterable[ApiDescription]) -> Json:
+def merge(apis: Iterable[ApiDescription], *, with_keys: bool) -> Json:
     """One document of these descriptions. Raises ValueError for a name that stands for two things."""
     paths: Json = {}
     schemas: Json = {"Error": ERROR_SCHEMA}
@@ -66,7 +66,8 @@ def merge(apis: Iterable[ApiDescription]) -> Json:
     for api in apis:
         tags.append({"name": api.tag, "description": api.description})
         for path, methods in api.paths.items():
-            add_all(paths.setdefault(path, {}), methods, path)
+            described = methods if with_keys else {method: without_key(each) for method, each in methods.items()}
+            add_all(paths.setdefault(path, {}), described, path)
         add_all(schemas, api.schemas, "schemas")
     return {
         "openapi": "3.1.0",
@@ -75,6 +76,11 @@ def merge(apis: Iterable[ApiDescription]) -> Json:
         "paths": dict(sorted(paths.items())),
         "components": {"schemas": dict(sorted(schemas.items())), "securitySchemes": SECURITY_SCHEMES},
     }
+
+
+def without_key(operation: Json) -> Json:
+    """The same operation on a server without keys."""
+    return {**operation, "security": []}
 
 
 def add_all(target: Json, more: Mapping[str, Any], place: str) -> None:

@@ -91,7 +91,9 @@ def test_versions_have_the_fields_of_their_message():
 
 
 def test_context_records_have_the_fields_of_their_message():
-    assert {field.name for field in fields(ContextRecord)} == names_of(StoredManifest) - PAGE_FIELDS - ATTACHMENT_FIELDS - {"id"}
+    assert {field.name for field in fields(ContextRecord)} == names_of(
+        StoredManifest
+    ) - PAGE_FIELDS - ATTACHMENT_FIELDS - {"id"}
 
 
 def test_names_have_the_fields_that_are_stored():

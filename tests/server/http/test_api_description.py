@@ -40,6 +40,7 @@ def test_an_operation_with_everything() -> None:
         summary="s",
         success=OK,
         body={"type": "object"},
+        example={"a": 1},
         parameters=[path_parameter("id", "", {}), query_parameter("q", "", {}), header_parameter("x-h", "", {})],
         errors=[404],
         error_schema="OtherError",
@@ -47,8 +48,10 @@ def test_an_operation_with_everything() -> None:
     )
     statuses = {200, 404, *ERRORS_OF_ALL, *ERRORS_OF_A_BODY, *ERRORS_OF_A_KEY}
     assert set(described["responses"]) == set(map(str, statuses))
-    assert described["security"] == [{"bearer": []}, {"apiKey": []}, {}]
+    assert described["security"] == [{"bearer": []}, {"apiKey": []}]
     assert described["requestBody"]["required"]
+    content = {"schema": {"type": "object"}, "example": {"a": 1}}
+    assert described["requestBody"]["content"] == {"application/json": content}
     assert [(each["in"], each["required"]) for each in described["parameters"]] == [
         ("path", True),
         ("query", False),
@@ -68,6 +71,10 @@ def test_every_status_of_an_error_has_a_meaning() -> None:
 
 
 def test_responses_of_streams() -> None:
-    assert set(event_stream_response("Events.")["content"]) == {"text/event-stream"}
-    assert set(json_or_events_response("Either.", {})["content"]) == {"application/json", "text/event-stream"}
+    events = event_stream_response("Events.", schema_ref("Part"))["content"]
+    assert set(events) == {"text/event-stream"}
+    data = events["text/event-stream"]["schema"]["anyOf"][1]["properties"]["data"]
+    assert data["contentSchema"] == schema_ref("Part")
+    either = json_or_events_response("Either.", schema_ref("It"), schema_ref("Part"))["content"]
+    assert either == {"application/json": {"schema": schema_ref("It")}, **events}
     assert nullable({"type": "string"}) == {"anyOf": [{"type": "string"}, {"type": "null"}]}

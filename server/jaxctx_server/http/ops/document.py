@@ -11,10 +11,11 @@ from jaxctx_server.http.openapi import openapi_document
 
 async def openapi(call: HttpCall) -> Response:
     """GET /openapi.json."""
-    return Response(document_json(), media_type=JSON_MEDIA_TYPE)
+    with_keys = call.frontend.backend.pipeline.has_keys
+    return Response(document_json(with_keys=with_keys), media_type=JSON_MEDIA_TYPE)
 
 
 @functools.cache
-def document_json() -> str:
+def document_json(*, with_keys: bool) -> str:
     """The document as JSON."""
-    return json_text(openapi_document())
+    return json_text(openapi_document(with_keys=with_keys))

@@ -21,8 +21,24 @@ DESCRIPTION = "Sessions, semantic variables and calls: texts that do not exist y
 ERRORS = (404, 409, 499, 504)  # 499 and 504: of what a variable was made by
 PICTURE: Json = {"description": "The picture.", "content": {"image/svg+xml": {"schema": {"type": "string"}}}}
 TEXT_EVENTS = event_stream_response(
-    "The text as it comes: events of a `ReadVariableResponse` each, then `[DONE]`, or an event `error` with an `Error`."
+    "The text as it comes: events of a `ReadVariableResponse` each, then [DONE], or an event `error` with an `Error`.",
+    {"anyOf": [schema_ref("ReadVariableResponse"), schema_ref("Error")]},
 )
+EXAMPLES: dict[str, Json] = {
+    "CreateSession": {"session_id": "mine", "ttl": "600s"},
+    "CreateVariable": {"session_id": "mine", "name": "topic", "text": "pages"},
+    "SetVariable": {"session_id": "mine", "text": "pages"},
+    "SubmitCall": {
+        "session_id": "mine",
+        "template": "def {{name}}(n):{{body}}",
+        "parameters": [{"name": "name", "text": "fib"}, {"name": "body", "output": {"max_tokens": 8}}],
+    },
+    "SubmitNativeCall": {
+        "session_id": "mine",
+        "function": "strip",
+        "parameters": [{"name": "text", "text": " pages "}, {"name": "bare", "output": {}}],
+    },
+}
 
 
 def programs_description() -> ApiDescription:
@@ -122,6 +138,7 @@ def described(
         summary=summary,
         success=success,
         body=body,
+        example=EXAMPLES.get(operation_id),
         parameters=parameters,
         errors=ERRORS,
     )
