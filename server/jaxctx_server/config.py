@@ -114,6 +114,8 @@ class ServeConfig:
     store: None | str = None
     """Keep durable snapshots here: a directory, s3://BUCKET/PATH/, gs://…, or to try it memory://, which ends with the
     process. None: nowhere."""
+    response_ttl_s: Annotated[float | None, within(1, 315_576_000)] = 2_592_000.0
+    """How long responses of the OpenAI API are kept, in seconds; with --store they survive a restart. None: for ever."""
     snapshot_history: Annotated[int | None, within(1, MANY)] = 32
     """Versions of a snapshot to keep: when one more is saved the oldest is deleted. None: all."""
     host_tokens: Annotated[int | None, within(0, 2**40)] = None

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import grpc
+from starlette.types import ASGIApp
 
 from jaxctx.errors import JaxctxError
 from jaxctx.programs.dispatcher import Policy
@@ -93,10 +94,14 @@ class Server:
         self._addresses = bind(self._grpc, self._config, keys=has_keys)
         if self._config.serves_http:
             access = http_access(self._config, keys=has_keys)
-            self._http = HttpServer(make_app(self._backend, access), bind_http(self._config))
+            self._http = HttpServer(self._make_app(access), bind_http(self._config))
             await self._http.start()
         await self._grpc.start()
         self._watching_keys = asyncio.create_task(self._keys.watch())
+
+    def _make_app(self, access: HttpAccess) -> ASGIApp:
+        """The application of HTTP."""
+        return make_app(self._backend, access, response_ttl_s=self._config.response_ttl_s)
 
     async def run(self, load: "Load", stop: asyncio.Event) -> int:
         """Load, serve until `stop` is set or the engine fails, drain. Returns the exit status."""
