@@ -5,7 +5,7 @@ from starlette.routing import Route
 from jaxctx_server.http.endpoint import api_route
 from jaxctx_server.http.ops.document import openapi
 from jaxctx_server.http.ops.health import health, livez, readyz, version
-from jaxctx_server.http.ops.tokens import detokenize, tokenize, tokenizer_info
+from jaxctx_server.http.ops.tokenizer import detokenize, tokenize, tokenizer_info
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"  # no key needed
 MODELS = "/jaxctx.v1.ModelService"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.http.ops.tokens import MAX_INLINE_TOKENS, parse_detokenize, parse_tokenize
+from jaxctx_server.http.ops.tokenizer import MAX_INLINE_TOKENS, parse_detokenize, parse_tokenize
 from tests.e2e.conftest import CONFIG
 from tests.echo import CHATML, echo_text
 from tests.server.http.client import HttpClient
@@ -57,10 +58,17 @@ async def test_messages(web: HttpClient) -> None:
 async def test_tools_and_arguments_are_those_of_the_template(web: HttpClient) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     fields: dict[str, Any] = {"messages": [HI], "tools": [tool], "chat_template_kwargs": {"enable_thinking": False}}
-    assert (await web("POST", "/tokenize", fields)).status == 200
+    asked = parse_tokenize(json.dumps(fields).encode()).messages
+    assert asked is not None
+    assert [json.loads(each) for each in asked.messages.tools] == [tool]
+    assert json.loads(asked.messages.template_arguments) == {"enable_thinking": False}
+    unknown = await web("POST", "/tokenize", fields)
+    assert unknown.error == (400, "INVALID_FIELD", "tools")
+    assert "knows no tools" in unknown.json["error"]["message"]
+    assert (await web("POST", "/tokenize", {**fields, "tools": []})).status == 200
     wrong = await web("POST", "/tokenize", {**fields, "tools": [{"type": "other"}]})
     assert wrong.error == (400, "INVALID_FIELD", "tools[0].type")
-    reserved = await web("POST", "/tokenize", {**fields, "chat_template_kwargs": {"messages": []}})
+    reserved = await web("POST", "/tokenize", {**fields, "tools": None, "chat_template_kwargs": {"messages": []}})
     assert reserved.error == (400, "INVALID_FIELD", "chat_template_kwargs.messages")
 
 
@@ -69,21 +77,21 @@ async def test_what_the_model_s_directory_says(web: HttpClient) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "chat_template": CHATML,
     }
-    assert (await web("GET", "/tokenizer_info?model=other")).error == (404, "MODEL_NOT_FOUND", None)
+    assert (await web("GET", "/tokenizer_info?model=other")).error == (404, "MODEL_NOT_FOUND", "model")
     assert (await web("GET", f"/tokenizer_info?model={'x' * 257}")).error == (400, "INVALID_FIELD", "model")
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "code", "field"),
     [
-        ("/tokenize", {"model": "other", "prompt": "x"}, 404, "MODEL_NOT_FOUND", None),
+        ("/tokenize", {"model": "other", "prompt": "x"}, 404, "MODEL_NOT_FOUND", "model"),
         ("/tokenize", {"model": "x" * 257, "prompt": "x"}, 400, "INVALID_FIELD", "model"),
         ("/tokenize", {"prompt": "x" * (1 + (2 << 20))}, 400, "INVALID_FIELD", "prompt"),
         ("/tokenize", {"messages": [{"role": "", "content": "x"}]}, 400, "INVALID_FIELD", "messages[0].role"),
         ("/tokenize", b"{", 400, "INVALID_FIELD", None),
         ("/detokenize", {"tokens": [512]}, 400, "INVALID_FIELD", "tokens[0]"),
         ("/detokenize", {"tokens": [1] * 131_073}, 400, "INVALID_FIELD", "tokens"),
-        ("/detokenize", {"model": "other", "tokens": [1]}, 404, "MODEL_NOT_FOUND", None),
+        ("/detokenize", {"model": "other", "tokens": [1]}, 404, "MODEL_NOT_FOUND", "model"),
     ],
 )
 async def test_refused_by_the_service(

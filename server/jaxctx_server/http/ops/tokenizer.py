@@ -10,18 +10,18 @@ GET /tokenizer_info   the model's tokenizer_config.json and its chat template
 
 import asyncio
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
 from starlette.responses import Response
 
-from jaxctx.errors import FieldViolation, InvalidArgument, JaxctxError
+from jaxctx.errors import InvalidArgument, JaxctxError
 from jaxctx.v1 import model_service_pb2 as pb
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.errors import JSON_MEDIA_TYPE, json_text
+from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.openai.chat import parse_message
 from jaxctx_server.http.openai.request import (
     Json,
@@ -72,7 +72,7 @@ async def tokenize(call: HttpCall) -> Response:
             model_id = asked.messages.model_id
         model = (await call.unary(models.get_model, pb.GetModelRequest(model_id=model_id))).model
     except JaxctxError as error:
-        raise named_as_here(error) from None
+        raise renamed(error, NAMES) from None
     if len(response.tokens) <= MAX_INLINE_TOKENS:
         return tokenized_response(response, model.max_context_tokens)
     return await asyncio.to_thread(tokenized_response, response, model.max_context_tokens)
@@ -158,7 +158,7 @@ async def detokenize(call: HttpCall) -> Response:
     try:
         response = await call.unary(call.services.models.detokenize, request)
     except JaxctxError as error:
-        raise named_as_here(error) from None
+        raise renamed(error, NAMES) from None
     return Response(json_text({"prompt": response.text}), media_type=JSON_MEDIA_TYPE)
 
 
@@ -184,7 +184,7 @@ async def tokenizer_info(call: HttpCall) -> Response:
     try:
         response = await call.unary(call.services.models.get_model, request)
     except JaxctxError as error:
-        raise named_as_here(error) from None
+        raise renamed(error, NAMES) from None
     return await asyncio.to_thread(tokenizer_info_response, response.tokenizer_config)
 
 
@@ -205,19 +205,3 @@ def log_unknown_fields(call: HttpCall, field_names: tuple[str, ...]) -> None:
     """Log the names of fields that are left unread."""
     known = {*KNOWN_FIELDS, *CHAT_FIELDS, *UNSUPPORTED_FIELDS}
     call.frontend.log_unknown_fields([name for name in field_names if name not in known])
-
-
-def named_as_here(error: JaxctxError, names: Mapping[str, str] = NAMES) -> JaxctxError:
-    """The same error, with its fields named as these paths name them."""
-    if error.violations:
-        violations = [FieldViolation(name_here(each.field, names), each.description) for each in error.violations]
-        error.violations = tuple(violations)
-        error.message = "; ".join(f"{each.field}: {each.description}" for each in violations)
-    return error
-
-
-def name_here(path: str, names: Mapping[str, str]) -> str:
-    """The name of a field of the contract here."""
-    path = path.removeprefix("messages.")
-    name, separator, rest = path.partition(".")
-    return names.get(name, name) + separator + rest
