@@ -137,6 +137,14 @@ class TokenizerPool:
         decode = partial(self._text.tokenizer.decode, tokens, skip_special_tokens=skip_special_tokens)
         return await self._run(len(tokens), decode)
 
+    async def entries(self, tokens: Sequence[int]) -> list[str]:
+        """The entries of the vocabulary that tokens are."""
+        return await self._run(len(tokens), partial(self._text.tokenizer.entries, tokens))
+
+    def config_json(self) -> str:
+        """What the model's directory says about its tokenizer and chat template, a JSON object."""
+        return self._text.config_json
+
     async def render(self, chat: ChatMessages) -> RenderedChat:
         """Messages as the chat template writes them into an empty context, and the tokens of that, of any number."""
         text = await self._render(chat)

@@ -77,7 +77,11 @@ PAIRS = [
     Pair(kind=types.Comparison, message=context_service_pb2.CompareResponse),
     Pair(kind=types.PlanResult, message=context_service_pb2.PlanResponse),
     Pair(kind=types.Model, message=model_service_pb2.Model),
-    Pair(kind=types.RenderedChat, message=model_service_pb2.ApplyChatTemplateResponse),
+    Pair(
+        kind=types.RenderedChat,
+        message=model_service_pb2.ApplyChatTemplateResponse,
+        left_out=frozenset({"entries"}),
+    ),
     Pair(
         kind=types.SessionInfo,
         message=session_service_pb2.Session,

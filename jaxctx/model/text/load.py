@@ -1,5 +1,6 @@
 """Loads the text side of a checkpoint (tokenizer, chat template, special tokens) from the files beside its weights."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,6 +33,8 @@ class ModelText:
     eos_ids: tuple[int, ...]  # any of them ends an output
     tool_call_format: ToolCallFormat | None = None  # in which the model writes calls of tools; None: not known
     reasoning_format: ReasoningFormat | None = None  # in which it writes its thoughts
+    config_json: str = "{}"
+    """`tokenizer_config.json` of the directory, with the chat template that is used as `chat_template`."""
 
     def special_markers(self) -> dict[str, int]:
         """Marks of the two formats that are special tokens, with their ids: an output's text leaves them out unless it
@@ -77,6 +80,7 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
         chat_template=template,
         bos_id=next(iter(bos_ids), None),
         eos_ids=eos_ids,
+        config_json=json.dumps({**settings.raw, "chat_template": source}),
         tool_call_format=tool_call_format(source, None if shape is None else shape.architecture),
         reasoning_format=reasoning_format(source, _answer_opening(template)),
     )

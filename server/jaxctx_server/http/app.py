@@ -10,12 +10,13 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxctx_server.http.anthropic.app import anthropic_routes
-from jaxctx_server.http.errors import EXCEPTION_HANDLERS, OPENAI_ERRORS, HttpError
+from jaxctx_server.http.errors import OPENAI_ERRORS, HttpError
 from jaxctx_server.http.frontend import Frontend
 from jaxctx_server.http.openai.app import openai_routes
 from jaxctx_server.http.ops.app import ops_routes
 from jaxctx_server.http.page.programs import page_routes
 from jaxctx_server.http.programs.routes import program_routes
+from jaxctx_server.http.unrouted import EXCEPTION_HANDLERS
 from jaxctx_server.services import Backend
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")

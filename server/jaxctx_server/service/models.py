@@ -25,7 +25,10 @@ class LocalModelService:
         )
 
     async def get_model(self, caller: Caller, request: pb.GetModelRequest) -> pb.GetModelResponse:
-        return pb.GetModelResponse(model=self._describe(request.model_id))
+        response = pb.GetModelResponse(model=self._describe(request.model_id))
+        if request.with_tokenizer:
+            response.tokenizer_config = self._lifecycle.model(request.model_id).texts.config_json()
+        return response
 
     def _describe(self, model_id: str) -> pb.Model:
         """A model as its engine and its tokenizer describe it."""
@@ -41,7 +44,8 @@ class LocalModelService:
         model = self._lifecycle.model(request.model_id)
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
         tokens = await model.texts.encode(request.text, add_special_tokens=add_special_tokens)
-        return pb.TokenizeResponse(tokens=tokens)
+        entries = await model.texts.entries(tokens) if request.with_entries else ()
+        return pb.TokenizeResponse(tokens=tokens, entries=entries)
 
     async def detokenize(self, caller: Caller, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         model = self._lifecycle.model(request.model_id)
@@ -53,4 +57,7 @@ class LocalModelService:
     ) -> pb.ApplyChatTemplateResponse:
         model = self._lifecycle.model(request.model_id)
         rendered = await model.texts.render(request.messages)
-        return convert.rendered_chat_to_proto(rendered)
+        response = convert.rendered_chat_to_proto(rendered)
+        if request.with_entries:
+            response.entries.extend(await model.texts.entries(rendered.tokens))
+        return response

@@ -108,6 +108,11 @@ class CallPipeline:
         self._calls = asyncio.Semaphore(max_calls)
         self._router_calls = asyncio.Semaphore(max_calls)  # or clients could make an engine look lost to its router
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need a key."""
+        return self._keys.keys is not None
+
     @asynccontextmanager
     async def admit(self, call: Call, transport_errors: tuple[type[Exception], ...] = ()) -> AsyncIterator[None]:
         """While entered, a call is in progress, and its record is `CURRENT_RECORD`. Sets `key` and `request_id` of the

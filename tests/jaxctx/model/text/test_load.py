@@ -154,6 +154,7 @@ def test_a_tokenizer_alone_is_enough(tmp_path: Path) -> None:
     text = load_text(model_dir(tmp_path))
     assert text.tokenizer.encode("Hi") == [72, 105]
     assert text.chat_template is None
+    assert json.loads(text.config_json) == {"chat_template": None}
     assert text.eos_ids == ()
 
 
@@ -174,6 +175,7 @@ def test_everything_there(tmp_path: Path) -> None:
     )
     assert text.eos_ids == (259, 256)
     assert text.bos_id == 257
+    assert json.loads(text.config_json)["eos_token"] == "<|im_end|>"
     ids = prompt(text)
     assert ids[0] == 257
     assert ids[-1] == 259
@@ -198,7 +200,9 @@ def test_end_of_sequence_comes_from_the_first_file_that_names_it(
 def test_the_template_file_goes_before_the_key(tmp_path: Path) -> None:
     path = model_dir(tmp_path, tokenizer_config={"chat_template": "from the key"})
     (path / "chat_template.jinja").write_text("from the file")
-    assert load_text(path).tokenizer.decode(prompt(load_text(path))) == "from the file"
+    text = load_text(path)
+    assert text.tokenizer.decode(prompt(text)) == "from the file"
+    assert json.loads(text.config_json) == {"chat_template": "from the file"}
 
 
 @pytest.mark.parametrize(("name", "expected"), [("default", "plain"), ("other", "tools")])
