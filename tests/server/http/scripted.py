@@ -7,14 +7,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from jaxctx.engine.interface import Caller
+from jaxctx.model.text.chat import ChatTemplate
 from jaxctx.model.text.tool_calls import REASONING_FORMATS, TOOL_CALL_FORMATS
 from jaxctx.types import FinishReason, GeneratePiece, GenerateRequest, Usage
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
-from tests.echo import echo_text
+from tests.echo import CHATML, echo_text
 from tests.server.fake_engine import INFO, FakeEngine
 from tests.server.http.client import HttpClient, http_server
+
+TOOLS_FIRST = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
 
 
 class ScriptedEngine(FakeEngine):
@@ -31,7 +34,8 @@ class ScriptedEngine(FakeEngine):
         self.requests.append(request)
         context_id = request.context_id
         prompt = len(self.contexts[caller.tenant, context_id].tokens)
-        usage = Usage(prompt_tokens=prompt, cached_tokens=0, computed_tokens=prompt, completion_tokens=1)
+        counts = {"cached_tokens": 0, "computed_tokens": prompt, "restored_tokens": 0}
+        usage = Usage(prompt_tokens=prompt, completion_tokens=1, **counts)
         for number, text in enumerate(self.script):
             is_last = number == len(self.script) - 1
             yield GeneratePiece(
@@ -63,6 +67,7 @@ async def scripted_server(
     engine, lifecycle = ScriptedEngine(pieces, finish), ServerLifecycle()
     text = replace(
         echo_text(),
+        chat_template=ChatTemplate(TOOLS_FIRST + CHATML),
         tool_call_format=None if tool_calls is None else TOOL_CALL_FORMATS[tool_calls],
         reasoning_format=None if reasoning is None else REASONING_FORMATS[reasoning],
     )

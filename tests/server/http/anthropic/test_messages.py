@@ -18,7 +18,7 @@ from tests.server.http.openai.harness import no_context_left
 from tests.server.http.scripted import scripted_server
 
 STORY = "Tell a story of a page that is shared by many, and of one that is not. " * 3
-GREEDY: Any = {"model": "echo", "max_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True}}
+GREEDY: Any = {"model": "echo", "max_tokens": 8, "extra_body": {"temperature": 0, "ignore_eos": True}}
 WEATHER: Any = {
     "name": "get_weather",
     "description": "Weather of a place.",
@@ -56,7 +56,7 @@ async def test_the_events_of_a_stream(claude: anthropic.AsyncAnthropic) -> None:
         "message_stop",
     ]
     whole = await claude.messages.create(messages=[user(STORY)], **GREEDY)
-    assert final.content == whole.content
+    assert [block.text for block in final.content] == [block.text for block in whole.content]  # type: ignore[union-attr]
     assert final.usage.output_tokens == whole.usage.output_tokens == 8
 
 
@@ -110,19 +110,21 @@ async def test_an_answer_that_was_begun_is_continued(claude: anthropic.AsyncAnth
 async def test_a_stop_sequence() -> None:
     async with scripted_server("a", "b") as scripted, anthropic_client(scripted.web) as claude:
         await claude.messages.create(model="fake", max_tokens=5, messages=[user("x")], stop_sequences=["END", "##"])
-        assert scripted.engine.requests[0].stop == ["END", "##"]
+        assert scripted.engine.requests[0].stop == ("END", "##")
 
 
 class TestTools:
     CALL = ("<tool", '_call>{"name": "get_weather", "argu', 'ments": {"place": "Re', 'ykjavík"}}</tool_call>')
 
     async def test_a_call(self) -> None:
-        async with scripted_server("Let me ", "look. ", *self.CALL) as scripted:
-            async with anthropic_client(scripted.web) as claude:
-                fields: Any = {"model": "fake", "max_tokens": 50, "messages": [user("Weather?")], "tools": [WEATHER]}
-                message = await claude.messages.create(**fields)
-                async with claude.messages.stream(**fields) as stream:
-                    streamed = await stream.get_final_message()
+        async with (
+            scripted_server("Let me ", "look. ", *self.CALL) as scripted,
+            anthropic_client(scripted.web) as claude,
+        ):
+            fields: Any = {"model": "fake", "max_tokens": 50, "messages": [user("Weather?")], "tools": [WEATHER]}
+            message = await claude.messages.create(**fields)
+            async with claude.messages.stream(**fields) as stream:
+                streamed = await stream.get_final_message()
         assert message.stop_reason == streamed.stop_reason == "tool_use"
         for content in (message.content, streamed.content):
             text, call = content
@@ -133,19 +135,21 @@ class TestTools:
             assert call.id.startswith("toolu_")
 
     async def test_several_calls_and_their_results(self) -> None:
-        async with scripted_server(*self.CALL, "\n", *self.CALL) as scripted:
-            async with anthropic_client(scripted.web) as claude:
-                first = await claude.messages.create(
-                    model="fake", max_tokens=50, messages=[user("Weather?")], tools=[WEATHER]
-                )
-                calls: Any = first.content
-                assert [call.type for call in calls] == ["tool_use", "tool_use"]
-                assert calls[0].id != calls[1].id
-                results: Any = [{"type": "tool_result", "tool_use_id": call.id, "content": "Rain."} for call in calls]
-                history: Any = [user("Weather?"), {"role": "assistant", "content": calls}, user("")]
-                history[-1]["content"] = [*results, {"type": "text", "text": "So?"}]
-                again = await claude.messages.create(model="fake", max_tokens=50, messages=history, tools=[WEATHER])
-                assert again.stop_reason == "tool_use"
+        async with (
+            scripted_server(*self.CALL, "\n", *self.CALL) as scripted,
+            anthropic_client(scripted.web) as claude,
+        ):
+            first = await claude.messages.create(
+                model="fake", max_tokens=50, messages=[user("Weather?")], tools=[WEATHER]
+            )
+            calls: Any = first.content
+            assert [call.type for call in calls] == ["tool_use", "tool_use"]
+            assert calls[0].id != calls[1].id
+            results: Any = [{"type": "tool_result", "tool_use_id": call.id, "content": "Rain."} for call in calls]
+            history: Any = [user("Weather?"), {"role": "assistant", "content": calls}, user("")]
+            history[-1]["content"] = [*results, {"type": "text", "text": "So?"}]
+            again = await claude.messages.create(model="fake", max_tokens=50, messages=history, tools=[WEATHER])
+            assert again.stop_reason == "tool_use"
 
     @pytest.mark.parametrize(
         ("choice", "forced"),
@@ -174,11 +178,13 @@ class TestTools:
 
 
 async def test_thoughts() -> None:
-    async with scripted_server("<th", "ink>First, ", "this.</think>", "\n\nThat.", reasoning="think") as scripted:
-        async with anthropic_client(scripted.web) as claude:
-            message = await claude.messages.create(model="fake", max_tokens=50, messages=[user("x")])
-            history: Any = [user("x"), {"role": "assistant", "content": message.content}, user("y")]
-            again = await claude.messages.create(model="fake", max_tokens=50, messages=history)
+    async with (
+        scripted_server("<th", "ink>First, ", "this.</think>", "\n\nThat.", reasoning="think") as scripted,
+        anthropic_client(scripted.web) as claude,
+    ):
+        message = await claude.messages.create(model="fake", max_tokens=50, messages=[user("x")])
+        history: Any = [user("x"), {"role": "assistant", "content": message.content}, user("y")]
+        again = await claude.messages.create(model="fake", max_tokens=50, messages=history)
     thoughts, text = message.content
     assert thoughts.type == "thinking"
     assert thoughts.thinking.strip() == "First, this."
@@ -188,9 +194,11 @@ async def test_thoughts() -> None:
 
 
 async def test_thoughts_that_fill_the_answer() -> None:
-    async with scripted_server("<think>on and on", finish=FinishReason.LENGTH, reasoning="think") as scripted:
-        async with anthropic_client(scripted.web) as claude:
-            message = await claude.messages.create(model="fake", max_tokens=5, messages=[user("x")])
+    async with (
+        scripted_server("<think>on and on", finish=FinishReason.LENGTH, reasoning="think") as scripted,
+        anthropic_client(scripted.web) as claude,
+    ):
+        message = await claude.messages.create(model="fake", max_tokens=5, messages=[user("x")])
     assert message.stop_reason == "max_tokens"
     assert [block.type for block in message.content] == ["thinking"]
 
