@@ -44,4 +44,4 @@ export const count = number => whole.format(Math.round(number))
 export const counted = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`
 
 /** The first characters of an id, which tell contexts apart for people. */
-export const shortId = id => (id.length > 12 ? id.slice(0, 8) : id)
+export const shortId = id => (id.length > 12 ? id.replace(/^ctx_/, "").slice(0, 8) : id)

@@ -31,6 +31,11 @@ export class Contexts {
     this.#holders = null
   }
 
+  /** A context of which the events have not told yet. */
+  add(context) {
+    this.contexts.set(context.context_id, context)
+  }
+
   /** The event `pages`. */
   applyPages(read) {
     for (const each of read) {
@@ -47,11 +52,13 @@ export class Contexts {
     return this.#engines.indexOf(id)
   }
 
-  /** The colour of a context, 0 to 7: the same for as long as the context is known. */
+  /** The colour of a context, 0 to 7: not that of its parent, and the same for as long as it is known. */
   colour(id) {
     if (!this.#colours.has(id)) {
       const used = new Array(COLOURS).fill(0)
       for (const colour of this.#colours.values()) used[colour]++
+      const parent = this.#colours.get(this.contexts.get(id)?.parent_id)
+      if (parent !== undefined) used[parent] = Infinity
       this.#colours.set(id, used.indexOf(Math.min(...used)))
     }
     return this.#colours.get(id)

@@ -142,9 +142,9 @@ export class Prompt {
     const writing = new Writing(body, branch => this.#tree.select(branch), cached === undefined ? "" : cost(cached, computed))
     this.#written.set(id, [...before, ...writing.elements])
     byId("prompt-text").value = ""
-    this.#contexts.apply({ reset: false, removed: [], left_out: this.#contexts.leftOut, changed: this.#contexts.contexts.has(id) ? [] : [placeholder(id, body)] })
-    radio(radio("fork").checked ? "fork" : "continue").disabled = false
+    if (!this.#contexts.contexts.has(id)) this.#contexts.add(placeholder(id, body))
     this.#tree.select(id)
+    for (const text of before) requestAnimationFrame(() => { text.scrollTop = text.scrollHeight })
     if (body.fork_of) radio("continue").checked = true
     this.#text.hidden = true
     return writing

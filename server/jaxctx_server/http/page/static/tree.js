@@ -5,7 +5,7 @@
 import { byId, count, counted, element, setText, shortId, svgElement } from "./dom.js"
 
 const ROW = 34, CELL = 16, TOP = (ROW - CELL) / 2 // heights, in pixels
-const LARGEST_PITCH = 15, SMALLEST_PITCH = 4 // widths of a cell and the gap behind it
+const LARGEST_PITCH = 20, SMALLEST_PITCH = 4 // widths of a cell and the gap behind it
 const TIER_HEIGHTS = { d: 1, h: 0.55, k: 0.3, l: 1 } // the further away a page is, the lower its cell
 const TIER_NAMES = { h: "in the host’s memory", k: "on disk", l: "as tokens only" }
 const MAX_INDENT = 6
@@ -97,7 +97,7 @@ export class Tree {
 
   #newRow(id) {
     const head = element("button", { class: "name", type: "button", "aria-controls": "detail" })
-    const picture = svgElement("svg", { class: "strip", height: String(ROW), role: "img" })
+    const picture = svgElement("svg", { class: "strip", height: String(ROW), role: "img", preserveAspectRatio: "xMinYMid" })
     const line = element("div", { class: "line" }, head, picture)
     const item = element("li", { "data-id": id }, line)
     line.addEventListener("click", () => this.select(this.selected === id ? null : id))
