@@ -101,10 +101,9 @@ class PageView:
         """The events that need no watch. Raises Unavailable while the server loads."""
         sessions = await self._sessions()
         engines = await self._engines()
-        models = await self.call.unary(self.call.services.models.list_models, ListModelsRequest())
         hello = {
             "version": package_version("jaxctx"),
-            "models": [model.model_id for model in models.models],
+            "models": await self._models(),
             "sees_engines": self.sees_engines,
             "max_contexts": MAX_CONTEXTS,
         }
@@ -175,6 +174,14 @@ class PageView:
             self.sees_engines = False
             return []
         return self._if_new("engines", [engine_json(engine) for engine in stats.engines])
+
+    async def _models(self) -> list[str]:
+        """The names of the models; none for a router that no engine has come to."""
+        try:
+            response = await self.call.unary(self.call.services.models.list_models, ListModelsRequest())
+        except Unavailable:
+            return []
+        return [model.model_id for model in response.models]
 
     async def _sessions(self) -> list[str]:
         """The sessions, if they changed."""
