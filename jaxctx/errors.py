@@ -86,6 +86,9 @@ class FailedPrecondition(JaxctxError):
 
     WRONG_ROLE: the method is for servers of another role (a router, or one with an engine of its own).
 
+    NO_OUTPUT_FORMAT: outputs of this model cannot be held to an `output_format`: its tokenizer is of a kind that
+    grammars cannot follow, it has no end-of-sequence token, or its vocabulary lacks what must follow.
+
     NO_STORE: the server has no store, so nothing can be durable.
 
     MODEL_MISMATCH: the snapshot was computed by another model revision, so its KV means nothing to this one.
@@ -167,6 +170,9 @@ class ResourceExhausted(JaxctxError):
     refused at once; one that waits or generates may be ended later, when it no longer can make it and others could.
     What was generated until then stays in the context; a request that did not run yet has changed nothing. It may
     succeed after `retry_after_s` with as much time to its deadline, or now with more. RetryInfo: yes.
+
+    GRAMMAR_LIMIT: the `output_format` of an output took too much to follow. What was generated until then stays in the
+    context. RetryInfo: no.
     """
 
     code = "RESOURCE_EXHAUSTED"

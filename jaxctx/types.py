@@ -67,6 +67,11 @@ class EngineStats:
     expired: int  # contexts, snapshots and publications that expired, in total
     tokens_drafted: int  # draft tokens proposed, in total
     tokens_accepted: int  # draft tokens accepted, in total
+    tokens_queried: int  # prompt tokens looked for in the cache when a request began to run, in total
+    prompt_tokens: int  # tokens that fills and forwards appended to contexts, in total
+    requests_admitted: int  # requests that began to run, each counted once, in total
+    queue_seconds: float  # time that these waited before, in total
+    step_seconds: float  # time that steps took, in total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +193,8 @@ class Usage:
 class GeneratePiece:
     """A part of one output.
 
-    The last part of each output, and only that one, has `finish`, `seed`, `usage` and `context`.
+    The last part of each output, and only that one, has `finish`, `seed` and `context`. It has `usage` too, and so has
+    the first part, as far as it is known by then: that of the prompt.
 
     The texts of all parts with one index are the output's text; none ends inside a UTF-8 character. The token ids are
     those that were appended to the context. Parts of several outputs interleave. A slow reader gets fewer and larger
@@ -203,7 +209,7 @@ class GeneratePiece:
     finish: FinishReason | None = None  # why the output ended. None before the last part
     stop_match: str | int | None = None  # the stop string, or the stop or end-of-sequence token, that ended it
     seed: int | None = None  # the seed that repeats this output
-    usage: Usage | None = None  # what the output cost. None before the last part
+    usage: Usage | None = None  # what the output has cost so far. Only in the first and the last part
     context: ContextInfo | None = None  # the context that holds this output, afterwards. None before the last part
 
     def __str__(self) -> str:
@@ -345,6 +351,10 @@ class Model:
     dtype: str  # numerical type of weights and activations, for example "bfloat16"
     kv_dtype: str  # numerical type of keys and values
     default_max_tokens: int  # `max_tokens` of a GenerateRequest that sets none
+    tool_call_format: str = ""  # how it writes calls of tools, for example "hermes"; empty: not known
+    reasoning_format: str = ""  # how it writes its thoughts, for example "think"; empty: not at all
+    # Marks of these two formats that are special tokens, with their ids.
+    special_markers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,6 +473,16 @@ class Snapshot:
     context_id: str  # the context that was saved, perhaps closed by now
     parent_version: int = 0  # the version that it replaced as the latest. 0: none
     labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes
+    attachment_bytes: int = 0  # bytes of its attachment. 0: it has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSnapshotResult:
+    """One version of a snapshot, with what was requested of it."""
+
+    snapshot: Snapshot  # the version
+    attachment: bytes = b""  # its attachment, if that was requested; empty if it has none
+    tokens: TokenIds | None = None  # its tokens, buffered ones included. None: they were not requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -548,6 +568,32 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFormat:
+    """What an output's text may look like: exactly one field is set.
+
+    Tokens with which the text could not go on to match are never sampled. An end-of-sequence token ends the output
+    where the text may end; it is the only possible token where nothing can follow. Before `min_tokens`, and with
+    `ignore_eos`, it is sampled only there, and then it does end the output. An output that ends earlier, by
+    `max_tokens`, `stop` or `stop_token_ids`, is the beginning of a text that matches.
+
+    INVALID_ARGUMENT if it cannot be read, is not supported, matches no text, or takes too long or too much memory to
+    prepare. FAILED_PRECONDITION (NO_OUTPUT_FORMAT) if the model's tokenizer does not allow this. RESOURCE_EXHAUSTED
+    (GRAMMAR_LIMIT) in the middle of an output if it takes too much to follow.
+    """
+
+    json_object: bool | None = None  # a JSON object, whatever is in it; always True
+    # A JSON text that is valid by this JSON schema, itself a JSON text of up to 64 KiB. Unsupported keywords are
+    # refused. Properties come in the order of the schema.
+    json_schema: str | None = None
+    regex: str | None = None  # a text that matches as a whole; Rust's syntax, up to 8 KiB
+    # A text of this Lark grammar in the dialect of llguidance, up to 64 KiB. `start` is the first rule; `%json {...}`
+    # stands for a JSON schema, `<|name|>` for a special token.
+    grammar: str | None = None
+    # One of these texts: 1 to 1024, each different and of 1 to 4096 bytes; up to 64 KiB in all.
+    choices: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """A request to continue a context.
 
@@ -578,6 +624,8 @@ class GenerateRequest:
     # Keep the text of special tokens in the output's text, for example "[TOOL_CALLS]". The text of the token that ends
     # the output is left out unless `include_stop` keeps it.
     include_special_tokens: bool = False
+    # What the text of each output may look like. None: anything. An output that is resumed must match until now.
+    output_format: OutputFormat | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -627,6 +675,12 @@ class SaveRequest:
     overwrite_version: int | None = None
     ttl: Ttl = Ttl()  # the time to live; without seconds: for ever
     labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes: limits as in CreateContextRequest
+    # Bytes of the caller's that belong to the version, up to 4 MiB. They are as durable as the version, expire and are
+    # deleted with it, and count for the tenant's quota of bytes. Empty: none.
+    attachment: bytes = b""
+    # At most this many versions of the name are kept, the new one included, if the server's limit is not lower. 0: as
+    # many as the server's limit allows.
+    max_versions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -668,6 +722,9 @@ class CallOutput:
     stop_token_ids: Sequence[int] = ()  # or at one of these tokens: up to 64
     ignore_eos: bool = False  # continue after end-of-sequence tokens
     include_stop: bool = False  # keep the matched stop string in the text
+    # What the text may look like. None: anything. It is read when an engine begins the output, which fails if it is
+    # wrong.
+    output_format: OutputFormat | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ Its arithmetic works on numpy arrays too, so that `echo_next` and `echo_logprobs
 """
 
 import itertools
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -129,6 +130,7 @@ def echo_text() -> ModelText:
         chat_template=ChatTemplate(CHATML),
         bos_id=None,
         eos_ids=(EOS_ID,),
+        config_json=json.dumps({"chat_template": CHATML}),
     )
 
 

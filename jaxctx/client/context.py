@@ -315,6 +315,8 @@ class Context(AsyncCloseable):
         ttl_s: float | None = None,
         sliding: bool | None = None,
         labels: Mapping[str, str] | None = None,
+        attachment: bytes = b"",
+        max_versions: int | None = None,
         timeout_s: float | None = None,
     ) -> Snapshot:
         """Save the context's present state as a snapshot. The context goes on as it is.
@@ -329,6 +331,10 @@ class Context(AsyncCloseable):
             ttl_s: Seconds to keep it; `math.inf`, or None: for ever.
             sliding: Every use starts the time to live again; needs `ttl_s`.
             labels: The caller's notes, with the limits of `Client.create`.
+            attachment: Bytes of the caller's that are kept with the version and deleted with it, up to 4 MiB; see
+                `Client.snapshot_content`.
+            max_versions: How many versions of the name are kept, the new one included, if the server's limit is not
+                lower; the oldest are dropped. None: as many as the server's limit allows.
             timeout_s: Deadline in seconds. None: the client's.
         """
         request = requests.build_request(
@@ -339,6 +345,8 @@ class Context(AsyncCloseable):
             overwrite_version=overwrite_version,
             ttl=requests.ttl_fields(ttl_s, sliding),
             labels=labels,
+            attachment=attachment,
+            max_versions=max_versions,
         )
         response = await self._write(self._channel.snapshots.Save, request, timeout_s)
         return convert.snapshot_from_proto(response.snapshot)

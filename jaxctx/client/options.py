@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from jaxctx.types import Criterion
+from jaxctx.types import Criterion, OutputFormat
 
 __all__ = ["CallOutputOptions", "ChatOptions", "ForwardOutputOptions", "GenerateOptions", "SamplingOptions"]
 
@@ -48,6 +48,7 @@ class GenerateOptions(SamplingOptions, total=False):
     # Resume an output whose last so many tokens are already in the context. Default: 0 (a new output).
     resume_tokens: int | None
     include_special_tokens: bool | None  # keep the text of special tokens in the output's text
+    output_format: OutputFormat | None  # what the text of each output may look like. Default: anything
 
 
 class ChatOptions(TypedDict, total=False):
@@ -72,6 +73,7 @@ class CallOutputOptions(SamplingOptions, total=False):
     stop_token_ids: Sequence[int] | None  # the output ends at the first of these; up to 64 token ids
     ignore_eos: bool | None  # continue after the model's end-of-sequence tokens
     include_stop: bool | None  # keep the matched stop string in the text
+    output_format: OutputFormat | None  # what the text may look like. Default: anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from jaxctx.client.options import ChatOptions, ForwardOutputOptions, SamplingOptions
+from jaxctx.convert import output_format_to_proto
 from jaxctx.errors import InvalidArgument
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -201,6 +202,8 @@ def output_fields(options: Mapping[str, Any], options_class: type) -> dict[str, 
             fields[name] = value
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
+    if fields.get("output_format") is not None:
+        fields["output_format"] = output_format_to_proto(fields["output_format"])
     return fields
 
 

@@ -22,7 +22,8 @@ class Piece(GeneratePiece, Generic[ContextT]):
     """A part of one output; `str(piece)` is its text.
 
     `context` is the object that holds this output: the one generated from, or with n > 1 the output's own fork. The
-    last piece of an output has `finish`, `seed` and `usage`, and only then are the context's counters new.
+    last piece of an output has `finish` and `seed`, and only then are the context's counters new. The first and the
+    last one have `usage`.
     """
 
     context: ContextT  # type: ignore[assignment]  # a GeneratePiece has its counters

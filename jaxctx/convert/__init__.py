@@ -72,6 +72,8 @@ from jaxctx.convert.generation import (
     generate_piece_to_proto,
     generate_request_from_proto,
     generate_request_to_proto,
+    output_format_from_proto,
+    output_format_to_proto,
     sampling_params_from_proto,
     sampling_params_to_proto,
     stop_match_from_proto,
@@ -83,6 +85,7 @@ from jaxctx.convert.generation import (
     usage_to_proto,
 )
 from jaxctx.convert.models import (
+    engine_model_to_proto,
     model_from_proto,
     model_to_proto,
     rendered_chat_from_proto,
@@ -111,6 +114,8 @@ from jaxctx.convert.sessions import (
     variable_state_to_proto,
 )
 from jaxctx.convert.snapshots import (
+    get_snapshot_result_from_proto,
+    get_snapshot_result_to_proto,
     open_request_from_proto,
     open_request_to_proto,
     open_response_from_proto,
@@ -168,6 +173,7 @@ __all__ = [
     "duration_to_proto",
     "engine_info_from_proto",
     "engine_info_to_proto",
+    "engine_model_to_proto",
     "engine_stats_from_proto",
     "engine_stats_to_proto",
     "engine_status_from_proto",
@@ -194,6 +200,8 @@ __all__ = [
     "generate_request_to_proto",
     "get_context_result_from_proto",
     "get_context_result_to_proto",
+    "get_snapshot_result_from_proto",
+    "get_snapshot_result_to_proto",
     "graph_task_from_proto",
     "graph_task_to_proto",
     "model_from_proto",
@@ -202,6 +210,8 @@ __all__ = [
     "open_request_to_proto",
     "open_response_from_proto",
     "open_response_to_proto",
+    "output_format_from_proto",
+    "output_format_to_proto",
     "parameter_from_proto",
     "parameter_to_proto",
     "plan_result_from_proto",

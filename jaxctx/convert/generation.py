@@ -1,7 +1,7 @@
 """Generation: how tokens are drawn, the request of an output, and the pieces in which it comes."""
 
 from jaxctx.convert.contexts import context_info_from_proto, context_info_to_proto
-from jaxctx.types import FinishReason, GeneratePiece, GenerateRequest, SamplingParams, TokenLogprob, Usage
+from jaxctx.types import FinishReason, GeneratePiece, GenerateRequest, OutputFormat, SamplingParams, TokenLogprob, Usage
 from jaxctx.v1 import context_service_pb2, generation_pb2
 
 _FINISH_REASON_TO_PROTO = {
@@ -150,6 +150,31 @@ def sampling_params_to_proto(value: SamplingParams) -> generation_pb2.SamplingPa
     )
 
 
+def output_format_from_proto(message: generation_pb2.OutputFormat) -> OutputFormat:
+    """What an output's text may look like."""
+    kind = message.WhichOneof("format")
+    return OutputFormat(
+        json_object=message.json_object if kind == "json_object" else None,
+        json_schema=message.json_schema if kind == "json_schema" else None,
+        regex=message.regex if kind == "regex" else None,
+        grammar=message.grammar if kind == "grammar" else None,
+        choices=tuple(message.choices.texts) if kind == "choices" else None,
+    )
+
+
+def output_format_to_proto(value: OutputFormat) -> generation_pb2.OutputFormat:
+    """What an output's text may look like."""
+    if value.json_schema is not None:
+        return generation_pb2.OutputFormat(json_schema=value.json_schema)
+    if value.regex is not None:
+        return generation_pb2.OutputFormat(regex=value.regex)
+    if value.grammar is not None:
+        return generation_pb2.OutputFormat(grammar=value.grammar)
+    if value.choices is not None:
+        return generation_pb2.OutputFormat(choices=generation_pb2.Choices(texts=value.choices))
+    return generation_pb2.OutputFormat(json_object=bool(value.json_object))
+
+
 def generate_request_from_proto(message: context_service_pb2.GenerateRequest) -> GenerateRequest:
     """A request to continue a context."""
     return GenerateRequest(
@@ -166,6 +191,7 @@ def generate_request_from_proto(message: context_service_pb2.GenerateRequest) ->
         include_stop=message.include_stop,
         resume_tokens=message.resume_tokens,
         include_special_tokens=message.include_special_tokens,
+        output_format=output_format_from_proto(message.output_format) if message.HasField("output_format") else None,
     )
 
 
@@ -185,4 +211,5 @@ def generate_request_to_proto(value: GenerateRequest) -> context_service_pb2.Gen
         include_stop=value.include_stop,
         resume_tokens=value.resume_tokens,
         include_special_tokens=value.include_special_tokens,
+        output_format=None if value.output_format is None else output_format_to_proto(value.output_format),
     )

@@ -17,11 +17,33 @@ def model_from_proto(message: model_service_pb2.Model) -> Model:
         dtype=message.dtype,
         kv_dtype=message.kv_dtype,
         default_max_tokens=message.default_max_tokens,
+        tool_call_format=message.tool_call_format,
+        reasoning_format=message.reasoning_format,
+        special_markers=dict(message.special_markers),
     )
 
 
-def model_to_proto(value: Model | EngineInfo) -> model_service_pb2.Model:
-    """A model as it is served; of an engine's information, the fields that are about its model."""
+def model_to_proto(value: Model) -> model_service_pb2.Model:
+    """A model as it is served."""
+    return model_service_pb2.Model(
+        model_id=value.model_id,
+        model_revision=value.model_revision,
+        architecture=value.architecture,
+        parameters=value.parameters,
+        vocab_size=value.vocab_size,
+        max_context_tokens=value.max_context_tokens,
+        page_size=value.page_size,
+        dtype=value.dtype,
+        kv_dtype=value.kv_dtype,
+        default_max_tokens=value.default_max_tokens,
+        tool_call_format=value.tool_call_format,
+        reasoning_format=value.reasoning_format,
+        special_markers=value.special_markers,
+    )
+
+
+def engine_model_to_proto(value: EngineInfo) -> model_service_pb2.Model:
+    """The model of an engine, without what only its tokenizer knows."""
     return model_service_pb2.Model(
         model_id=value.model_id,
         model_revision=value.model_revision,

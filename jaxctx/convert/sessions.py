@@ -1,6 +1,11 @@
 """Sessions: variables, calls, and the graph of tasks that sets variables."""
 
-from jaxctx.convert.generation import sampling_params_from_proto, sampling_params_to_proto
+from jaxctx.convert.generation import (
+    output_format_from_proto,
+    output_format_to_proto,
+    sampling_params_from_proto,
+    sampling_params_to_proto,
+)
 from jaxctx.convert.times import duration_from_proto, duration_to_proto
 from jaxctx.types import (
     CallOutput,
@@ -136,6 +141,7 @@ def call_output_from_proto(message: session_service_pb2.CallOutput) -> CallOutpu
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         include_stop=message.include_stop,
+        output_format=output_format_from_proto(message.output_format) if message.HasField("output_format") else None,
     )
 
 
@@ -150,6 +156,7 @@ def call_output_to_proto(value: CallOutput) -> session_service_pb2.CallOutput:
         stop_token_ids=value.stop_token_ids,
         ignore_eos=value.ignore_eos,
         include_stop=value.include_stop,
+        output_format=None if value.output_format is None else output_format_to_proto(value.output_format),
     )
 
 

@@ -1,6 +1,11 @@
 """Snapshots and publications: what is kept, and the requests that save, open and change it."""
 
-from jaxctx.convert.contexts import context_info_from_proto, context_info_to_proto
+from jaxctx.convert.contexts import (
+    context_info_from_proto,
+    context_info_to_proto,
+    token_ids_from_proto,
+    token_ids_to_proto,
+)
 from jaxctx.convert.times import (
     duration_from_proto,
     duration_to_proto,
@@ -11,7 +16,15 @@ from jaxctx.convert.times import (
     ttl_from_proto,
     ttl_to_proto,
 )
-from jaxctx.types import FillResult, OpenRequest, Publication, RetentionUpdate, SaveRequest, Snapshot
+from jaxctx.types import (
+    FillResult,
+    GetSnapshotResult,
+    OpenRequest,
+    Publication,
+    RetentionUpdate,
+    SaveRequest,
+    Snapshot,
+)
 from jaxctx.v1 import snapshot_pb2, snapshot_service_pb2
 
 
@@ -34,6 +47,7 @@ def snapshot_from_proto(message: snapshot_pb2.Snapshot) -> Snapshot:
         context_id=message.context_id,
         parent_version=message.parent_version,
         labels=dict(message.labels),
+        attachment_bytes=message.attachment_bytes,
     )
 
 
@@ -56,6 +70,25 @@ def snapshot_to_proto(value: Snapshot) -> snapshot_pb2.Snapshot:
         context_id=value.context_id,
         parent_version=value.parent_version,
         labels=value.labels,
+        attachment_bytes=value.attachment_bytes,
+    )
+
+
+def get_snapshot_result_from_proto(message: snapshot_service_pb2.GetSnapshotResponse) -> GetSnapshotResult:
+    """One version of a snapshot, with what was requested of it."""
+    return GetSnapshotResult(
+        snapshot=snapshot_from_proto(message.snapshot),
+        attachment=message.attachment,
+        tokens=token_ids_from_proto(message.tokens) if message.HasField("tokens") else None,
+    )
+
+
+def get_snapshot_result_to_proto(value: GetSnapshotResult) -> snapshot_service_pb2.GetSnapshotResponse:
+    """One version of a snapshot, with what was requested of it."""
+    return snapshot_service_pb2.GetSnapshotResponse(
+        snapshot=snapshot_to_proto(value.snapshot),
+        attachment=value.attachment,
+        tokens=None if value.tokens is None else token_ids_to_proto(value.tokens),
     )
 
 
@@ -94,6 +127,8 @@ def save_request_from_proto(message: snapshot_service_pb2.SaveRequest) -> SaveRe
         overwrite_version=message.overwrite_version if message.HasField("overwrite_version") else None,
         ttl=ttl_from_proto(message.ttl),
         labels=dict(message.labels),
+        attachment=message.attachment,
+        max_versions=message.max_versions,
     )
 
 
@@ -106,6 +141,8 @@ def save_request_to_proto(value: SaveRequest) -> snapshot_service_pb2.SaveReques
         overwrite_version=value.overwrite_version,
         ttl=ttl_to_proto(value.ttl),
         labels=value.labels,
+        attachment=value.attachment,
+        max_versions=value.max_versions,
     )
 
 

@@ -18,6 +18,7 @@ from jaxctx.engine.core.output import OutputText
 from jaxctx.engine.core.output_stream import OutputStream
 from jaxctx.engine.core.request import Request
 from jaxctx.engine.core.step_loop import StepLoop
+from jaxctx.engine.grammar.compiler import GrammarCompiler, PreparedMatcher
 from jaxctx.engine.interface import Caller, Engine
 from jaxctx.engine.snapshots.service import SnapshotService
 from jaxctx.engine.snapshots.store_calls import complete_or_undo
@@ -47,6 +48,7 @@ class LocalEngine(Engine):
         self.loop = StepLoop(core)
         self.store = store
         self.snapshot_service = SnapshotService(core, self.loop, store)
+        self.grammars = GrammarCompiler(core.text, info.vocab_size)
         self._contexts = core.contexts
         self._lifecycle = core.lifecycle
         self._cache = core.cache
@@ -68,6 +70,7 @@ class LocalEngine(Engine):
     def stop(self) -> None:
         """End running work with Unavailable and join the threads. For an orderly end, `drain` first."""
         self.snapshot_service.stop()
+        self.grammars.close()
         self.loop.stop()
 
     # Contexts.
@@ -193,11 +196,17 @@ class LocalEngine(Engine):
 
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[types.GeneratePiece]:
         generation = _Generation(self.core, self.loop, caller, request)
+        grammar = None
+        if request.output_format is not None:
+            grammar = await self.grammars.compile(caller.tenant, request.output_format)
         try:
             if request.n > 1:
                 await self.fill(caller, request.context_id)
             if request.resume_tokens > 0:
                 await generation.read_resumed_output()
+            if grammar is not None:
+                resumed = generation.resumed_tokens
+                generation.prepared = await self.grammars.prepare(caller.tenant, grammar, request, resumed)
             await self.loop.call(generation.start)
             async for piece in generation.stream.pieces():
                 yield piece
@@ -242,6 +251,16 @@ class LocalEngine(Engine):
 
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> types.Snapshot:
         return await self.snapshot_service.snapshot(caller, name, version)
+
+    async def inspect_snapshot(
+        self,
+        caller: Caller,
+        name: str,
+        version: int | None = None,
+        include_attachment: bool = False,
+        include_tokens: bool = False,
+    ) -> types.GetSnapshotResult:
+        return await self.snapshot_service.inspect_snapshot(caller, name, version, include_attachment, include_tokens)
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[types.Snapshot]:
         return await self.snapshot_service.snapshots(caller, prefix, page_token, limit)
@@ -288,9 +307,15 @@ class _Generation:
         self._loop = loop
         self._caller = caller
         self._request = request
+        self.prepared: Sequence[PreparedMatcher] = ()  # one for each output, if they have a format
         self._resumed: OutputText | None = None
         self._forks: Sequence[Context] = ()
         self._running: list[Request] = []
+
+    @property
+    def resumed_tokens(self) -> Sequence[int]:
+        """The tokens that an output to be resumed has already."""
+        return () if self._resumed is None else self._resumed.resumed
 
     async def read_resumed_output(self) -> None:
         """Decode the tokens that an output to be resumed has already."""
@@ -306,7 +331,10 @@ class _Generation:
             self._forks = self._contexts.fork(self._caller, self._request.context_id, n=self._request.n)
             context_ids = [fork.id for fork in self._forks]
         for index, context_id in enumerate(context_ids):
-            request = self._core.generate(self._caller, self._request, context_id, index, self.stream, self._resumed)
+            prepared = self.prepared[index] if self.prepared else None
+            request = self._core.generate(
+                self._caller, self._request, context_id, index, self.stream, self._resumed, prepared
+            )
             self._running.append(request)
 
     def abandon(self) -> None:

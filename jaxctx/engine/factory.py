@@ -1,6 +1,7 @@
 """The factory: from a loaded model to a running engine."""
 
 import secrets
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def open_engine(
     runner.compile(progress)
     deps = RuntimeDeps()
     engine = build_engine(served, config, runner, deps, open_store(store, config, deps), mesh=mesh)
+    threading.Thread(target=engine.grammars.warm_up, name="jaxctx-grammar-warm-up", daemon=True).start()
     engine.start()
     return engine
 

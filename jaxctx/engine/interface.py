@@ -28,6 +28,7 @@ from jaxctx.types import (
     GeneratePiece,
     GenerateRequest,
     GetContextResult,
+    GetSnapshotResult,
     OpenRequest,
     PlanResult,
     Publication,
@@ -43,10 +44,14 @@ PROGRAM_LABELS: Mapping[str, str] = {"jaxctx": "program"}  # of contexts that ar
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose contexts a request may use, and until when it may wait and run (None: without a limit)."""
+    """Whose contexts a request may use, and until when it may wait and run (None: without a limit).
+
+    `traceparent` is the W3C trace context of what the request is a part of, for calls to other servers; empty: none.
+    """
 
     tenant: str = ""
     deadline: float | None = None
+    traceparent: str = ""
 
 
 def is_of_program(labels: Mapping[str, str]) -> bool:
@@ -159,6 +164,19 @@ class Engine(ProgramEngine, Protocol):
 
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
         """One version of a snapshot."""
+
+    async def inspect_snapshot(
+        self,
+        caller: Caller,
+        name: str,
+        version: int | None = None,
+        include_attachment: bool = False,
+        include_tokens: bool = False,
+    ) -> GetSnapshotResult:
+        """One version of a snapshot, with its attachment and its tokens if they are requested.
+
+        That is no use: a sliding time to live does not start again. DataLoss if the attachment is damaged.
+        """
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
         """The latest version of each name, in the order of the names."""

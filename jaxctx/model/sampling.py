@@ -2,8 +2,10 @@
 
 Order of operations, per row:
 
-    logits ─▶ bias ─▶ min_tokens ─▶ penalties ─▶ temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ draw
+    logits ─▶ allowed ─▶ bias ─▶ min_tokens ─▶ penalties ─▶ temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ draw
        └────▶ logprobs: log-softmax of the model's own, unmodified logits
+
+`allowed` leaves only the tokens with which an output can go on to have its format.
 
 A row's token depends on nothing but the row, see `draw_tokens`. Rows never mix; a row of NaN yields some valid id and
 leaves its neighbours as they are.
@@ -28,7 +30,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jaxctx.model.token_sampling import SamplingBatch, draw_tokens
 
 TOP_LOGPROBS = 20
-FORMATS = ["<f4"] * 6 + ["<u8"] + ["<i4"] * 2 + ["?"] * 3
+FORMATS = ["<f4"] * 6 + ["<u8"] + ["<i4"] * 2 + ["?"] * 4
 ROW = np.dtype({"names": SamplingBatch._fields, "formats": FORMATS, "itemsize": 44})  # one row of a SamplingBatch
 ROW_WORDS = ROW.itemsize // 4  # int32
 
@@ -41,6 +43,7 @@ class SlotState(NamedTuple):
     seen: Bool[Array, "slots vocab"]  # tokens of the prompt
     bias: Float32[Array, "slots vocab"]
     stop_mask: Bool[Array, "slots vocab"]  # what `suppress` forbids
+    allowed: Int32[Array, "slots vocab/32"]  # what `constrained` allows: bit i % 32 of word i / 32 for token i
 
 
 class Sampled(NamedTuple):
@@ -51,7 +54,7 @@ class Sampled(NamedTuple):
 
 
 def slot_state(slots: int, vocab_size: int) -> SlotState:
-    """State of `slots` sequences and the scratch slot: 10 bytes per slot and vocabulary entry."""
+    """State of `slots` sequences and the scratch slot: 10 bytes and a bit per slot and vocabulary entry."""
     shape = (slots + 1, vocab_size)
     return SlotState(
         last_token=jnp.zeros(slots + 1, jnp.int32),
@@ -59,7 +62,13 @@ def slot_state(slots: int, vocab_size: int) -> SlotState:
         seen=jnp.zeros(shape, jnp.bool_),
         bias=jnp.zeros(shape, jnp.float32),
         stop_mask=jnp.zeros(shape, jnp.bool_),
+        allowed=jnp.zeros((slots + 1, allowed_words(vocab_size)), jnp.int32),
     )
+
+
+def allowed_words(vocab_size: int) -> int:
+    """int32 words of a mask with a bit for every token."""
+    return -(-vocab_size // 32)
 
 
 def slot_words(
@@ -107,6 +116,17 @@ def load_slot(state: SlotState, words: Int32[Array, " words"]) -> SlotState:
     )
 
 
+def load_allowed(state: SlotState, words: Int32[Array, "rows 1+vocab/32"]) -> SlotState:
+    """The state with the allowed tokens of some slots replaced. Each row is a slot and its mask, see `SlotState`."""
+    return state._replace(allowed=state.allowed.at[words[:, 0]].set(words[:, 1:]))
+
+
+def unpack_bits(words: Int32[Array, "rows words"]) -> Bool[Array, "rows 32*words"]:
+    """The bits of each row, the lowest of each word first."""
+    bits = words[:, :, None] >> jnp.arange(32) & 1
+    return (bits != 0).reshape(len(words), -1)
+
+
 def row_words(
     *,
     temperature: float = 0.0,
@@ -121,6 +141,7 @@ def row_words(
     suppress: bool = False,
     biased: bool = False,
     logprobs: bool = False,
+    constrained: bool = False,
 ) -> np.ndarray:
     """One row of a SamplingBatch on the host, as int32 `[ROW_WORDS]`: a step's metadata travels as one array.
 
@@ -139,6 +160,7 @@ def row_words(
     row["suppress"] = suppress
     row["biased"] = biased
     row["logprobs"] = logprobs
+    row["constrained"] = constrained
     return row.view(np.int32)
 
 
@@ -146,7 +168,7 @@ def unpack_rows(words: Int32[Array, "rows 11"]) -> SamplingBatch:
     """The inverse of `row_words`, on the device."""
     floats = lax.bitcast_convert_type(words[:, :6], jnp.float32)
     seed = lax.bitcast_convert_type(words[:, 6:8], jnp.uint32)
-    flags = words[:, 10:] & jnp.array([1, 1 << 8, 1 << 16]) != 0
+    flags = words[:, 10:] & jnp.array([1, 1 << 8, 1 << 16, 1 << 24]) != 0
     return SamplingBatch._make([*floats.T, seed, words[:, 8], words[:, 9], *flags.T])
 
 
@@ -172,11 +194,12 @@ def sample(
 
 def _adjusted(batch: SamplingBatch) -> jax.Array:
     penalised = (batch.repetition_penalty != 1) | (batch.presence_penalty != 0) | (batch.frequency_penalty != 0)
-    return batch.suppress | batch.biased | penalised
+    return batch.suppress | batch.biased | batch.constrained | penalised
 
 
 def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
-    """Bias, min_tokens and penalties. Neutral rows come out as they went in, whatever their slot holds."""
+    """Format, bias, min_tokens, penalties. Neutral rows come out as they went in, whatever their slot holds."""
+    x = lax.cond(batch.constrained.any(), lambda: _keep_allowed(x, batch, slots, state), lambda: x + 0)
     x = x + jnp.where(batch.biased[:, None], state.bias[slots], 0)
     x = jnp.where(batch.suppress[:, None] & state.stop_mask[slots], -jnp.inf, x)
     counts = state.counts[slots]
@@ -184,6 +207,12 @@ def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotSta
     scaled = jnp.where(x > 0, x / repetition, x * repetition)
     x = jnp.where(state.seen[slots] | (counts > 0), scaled, x)
     return x - batch.frequency_penalty[:, None] * counts - batch.presence_penalty[:, None] * (counts > 0)
+
+
+def _keep_allowed(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
+    """The logits, minus infinity where a constrained row must not go on."""
+    allowed = unpack_bits(state.allowed[slots])[:, : x.shape[1]]
+    return jnp.where(batch.constrained[:, None] & ~allowed, -jnp.inf, x)
 
 
 def _next(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:

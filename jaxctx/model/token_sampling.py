@@ -34,6 +34,7 @@ class SamplingBatch(NamedTuple):
     suppress: Bool[Array, " rows"]  # min_tokens not reached: the slot's stop tokens cannot be drawn
     biased: Bool[Array, " rows"]  # the slot's logit bias applies; without it the slot's bias may be a former owner's
     logprobs: Bool[Array, " rows"]  # the caller will read logprobs; where no row does, they are zeros
+    constrained: Bool[Array, " rows"]  # only the slot's allowed tokens can be drawn; without it they may be anything
 
 
 def draw_tokens(distance: Float32[Array, "rows vocab"], batch: SamplingBatch) -> Int32[Array, " rows"]:

@@ -98,6 +98,7 @@ class Executor:
             ignore_eos=settings.ignore_eos,
             include_stop=settings.include_stop,
             resume_tokens=resumed_tokens,
+            output_format=settings.output_format,
         )
 
     async def _generate(self, task: Task, engine: EngineHandle, caller: Caller, request: GenerateRequest) -> None:

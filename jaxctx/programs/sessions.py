@@ -28,7 +28,7 @@ from jaxctx.programs.native_functions import BUILT_IN_FUNCTIONS, Function, Nativ
 from jaxctx.programs.tasks import Call, Task
 from jaxctx.programs.template import Output, Segment, constant_prefix, parse_template
 from jaxctx.programs.variables import Variable
-from jaxctx.types import CallOutput, Criterion, Parameter, SessionInfo, SubmitCallRequest, TaskPhase
+from jaxctx.types import CallOutput, Criterion, OutputFormat, Parameter, SessionInfo, SubmitCallRequest, TaskPhase
 
 MAX_SESSIONS = 100  # of a tenant
 MAX_VARIABLES = 4096  # of a session
@@ -221,12 +221,21 @@ class Session:
 
 
 def _texts_of(parameters: Sequence[Parameter]) -> list[str]:
-    """Return the texts that count for the quota: texts that are given, and stop strings of outputs."""
+    """Return the texts that count for the quota: texts that are given, stop strings and formats of outputs."""
     texts = [parameter.text or "" for parameter in parameters]
     for parameter in parameters:
         if parameter.output is not None:
             texts += parameter.output.stop
+            texts += _texts_of_format(parameter.output.output_format)
     return texts
+
+
+def _texts_of_format(output_format: OutputFormat | None) -> list[str]:
+    """Return the texts that an output's format has."""
+    if output_format is None:
+        return []
+    given = [output_format.json_schema, output_format.regex, output_format.grammar, *(output_format.choices or ())]
+    return [text for text in given if text is not None]
 
 
 class Programs:

@@ -1,8 +1,8 @@
 """Pages of durable snapshots: which are stored, where, and which are needed; and garbage collection.
 
 A manifest is needed while a version names it or a writer or reader has pinned it. A pack is needed while a needed
-manifest has pages in it or a writer or reader has pinned it. A pack is deleted as a whole: as long as one of its pages
-is needed, all its bytes stay.
+manifest has pages or its attachment in it, or a writer or reader has pinned it. A pack is deleted as a whole: as long
+as one of its pages is needed, all its bytes stay. Hence an attachment has a pack of its own.
 
     version ──names──▶ manifest ──page locations──▶ pack
     writer, reader ──pin──▶ manifest and packs, until they are closed

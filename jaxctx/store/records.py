@@ -4,7 +4,8 @@ The bytes are protobuf messages (stored.proto) behind a checksum and a length. E
 damage, or another record in its place, is noticed.
 
     StoredName      one name: its last version number and a StoredVersion for each durable version
-    StoredManifest  what one durable version holds: the context's tokens and layout, and where its pages are
+    StoredManifest  what one durable version holds: the context's tokens and layout, and where its pages and its
+                    attachment are
 """
 
 import hashlib
@@ -105,6 +106,8 @@ class SnapshotVersion:
     salt: str  # the context's salt
     manual_commit: bool  # whether the context commits pages only by `commit`
     context_id: str  # the context that was saved
+    attachment_bytes: int = 0  # of its attachment; 0: it has none
+    attachment: bytes = b""  # of a version in memory; that of a durable one is in the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +120,31 @@ class PageLocation:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachmentLocation:
+    """Where a stored attachment is: the pack that holds nothing else, its size, and its checksum."""
+
+    pack: str
+    size_bytes: int
+    checksum: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one durable version holds, and where its pages are."""
+    """What one durable version holds, and where its pages and its attachment are."""
 
     id: str
     lineage: ContextRecord
     keys: Sequence[bytes]  # of the pages
     locations: Sequence[PageLocation]  # of the pages
+    attachment: AttachmentLocation | None = None  # None: the version has no attachment
 
     @property
     def packs(self) -> frozenset[str]:
-        """The ids of the packs that its pages are in."""
-        return frozenset(location.pack for location in self.locations)
+        """The ids of the packs that its pages and its attachment are in."""
+        packs = {location.pack for location in self.locations}
+        if self.attachment is not None:
+            packs.add(self.attachment.pack)
+        return frozenset(packs)
 
 
 def encode_version(version: SnapshotVersion) -> StoredVersion:
@@ -148,6 +164,7 @@ def encode_version(version: SnapshotVersion) -> StoredVersion:
         salt=version.salt,
         manual_commit=version.manual_commit,
         context_id=version.context_id,
+        attachment_bytes=version.attachment_bytes,
     )
     if version.lifetime.at is not None:
         stored.expires_at = version.lifetime.at
@@ -181,6 +198,7 @@ def decode_version(stored: StoredVersion, tenant: str, name: str) -> SnapshotVer
         salt=stored.salt,
         manual_commit=stored.manual_commit,
         context_id=stored.context_id,
+        attachment_bytes=stored.attachment_bytes,
     )
 
 
@@ -206,7 +224,7 @@ def decode_name(data: bytes, tenant: str, name: str) -> tuple[int, tuple[Snapsho
 def encode_manifest(manifest: Manifest) -> bytes:
     """The record of a manifest as bytes."""
     context = manifest.lineage
-    packs = sorted(manifest.packs)
+    packs = sorted({location.pack for location in manifest.locations})
     pack_numbers = {pack: number for number, pack in enumerate(packs)}
     record = StoredManifest(
         id=manifest.id,
@@ -228,6 +246,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
         page_packs=[pack_numbers[location.pack] for location in manifest.locations],
         page_offsets=[location.offset for location in manifest.locations],
     )
+    if manifest.attachment is not None:
+        record.attachment_pack = manifest.attachment.pack
+        record.attachment_bytes = manifest.attachment.size_bytes
+        record.attachment_checksum = manifest.attachment.checksum
     return _seal(record)
 
 
@@ -255,7 +277,10 @@ def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
     locations = []
     for pack_number, offset, page_checksum in zip(record.page_packs, record.page_offsets, checksums, strict=True):
         locations.append(PageLocation(record.packs[pack_number], offset, page_checksum))
-    return Manifest(manifest_id, context, keys, locations)
+    attachment = None
+    if record.attachment_pack:
+        attachment = AttachmentLocation(record.attachment_pack, record.attachment_bytes, record.attachment_checksum)
+    return Manifest(manifest_id, context, keys, locations, attachment)
 
 
 def _split(data: bytes, size: int) -> list[bytes]:

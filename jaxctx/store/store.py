@@ -85,7 +85,7 @@ class SnapshotStore:
         return sum(len(entry.versions) for _, _, entry in self._index.all())
 
     def usage(self, tenant: str, saving: Iterable[SnapshotVersion] = ()) -> tuple[int, int]:
-        """How many versions the tenant has, and the bytes of their pages.
+        """How many versions the tenant has, and the bytes of their pages and attachments.
 
         `saving` are versions that are being saved; they count unless they are there already, by their `saving` field.
         """
@@ -95,17 +95,22 @@ class SnapshotStore:
             versions += entry.live(now)
         known = {version.saving for version in versions}
         versions += [version for version in saving if version.tenant == tenant and version.saving not in known]
-        return len(versions), sum(version.size_bytes for version in versions)
+        return len(versions), sum(version.size_bytes + version.attachment_bytes for version in versions)
 
     # Changes: durable before they return, where they concern durable versions.
 
-    def put(self, version: SnapshotVersion, overwrite: int | None = None) -> SnapshotVersion:
+    def put(
+        self, version: SnapshotVersion, overwrite: int | None = None, max_versions: int | None = None
+    ) -> SnapshotVersion:
         """Give a snapshot in memory its name; returns the version with its number.
 
+        At most `max_versions` versions of the name are kept, if the store's own limit (`history`) is not lower.
         Raises AlreadyExists if the name has a version, unless `overwrite` is its latest (else Aborted,
         VERSION_MISMATCH; or NotFound).
         """
-        edit = partial(edits.add_version, version=version, overwrite=overwrite, history=self._history)
+        limits = [limit for limit in (self._history, max_versions) if limit is not None]
+        history = min(limits, default=None)
+        edit = partial(edits.add_version, version=version, overwrite=overwrite, history=history)
         _, entry = self._change(version.tenant, version.name, edit)
         return entry.versions[-1]
 

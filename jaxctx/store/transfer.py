@@ -1,26 +1,40 @@
-"""Transfer: writing the pages of one durable snapshot, and reading them back.
+"""Transfer: writing the pages and the attachment of one durable snapshot, and reading them back.
 
-SnapshotWriter: add(page) … ──▶ packs ──▶ manifest ──▶ record of the name: visible and durable
+SnapshotWriter: add(page) …, attachment ──▶ packs ──▶ manifest ──▶ record of the name: visible and durable
 SnapshotReader: page numbers ──▶ reads of adjacent pages, ahead of use ──▶ pages with the right checksum
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Protocol
 
-from jaxctx.errors import Cancelled, JaxctxError
+from jaxctx.errors import Cancelled, DataLoss, JaxctxError
 from jaxctx.store.objects import Buffer, Objects, Pending, in_flight
 from jaxctx.store.pages import Pages
-from jaxctx.store.records import ContextRecord, Manifest, PageLocation, SnapshotVersion, checksum, encode_manifest
+from jaxctx.store.records import (
+    AttachmentLocation,
+    ContextRecord,
+    Manifest,
+    PageLocation,
+    SnapshotVersion,
+    checksum,
+    encode_manifest,
+)
 
 PACK_BYTES = 32 << 20  # pages are gathered up to this size before they are written as one pack
 READ_AHEAD_BYTES = 8 << 20
 _UPLOADS = 2  # packs that become durable while the next one is gathered
 
-Commit: TypeAlias = Callable[[SnapshotVersion, int | None], SnapshotVersion]
+
+class Commit(Protocol):
+    """Gives a version its name: `SnapshotStore.put`."""
+
+    def __call__(
+        self, version: SnapshotVersion, overwrite: int | None, max_versions: int | None, /
+    ) -> SnapshotVersion: ...
 
 
 class SnapshotWriter:
@@ -33,7 +47,7 @@ class SnapshotWriter:
     def __init__(self, objects: Objects, pages: Pages, commit: Commit, lineage: ContextRecord) -> None:
         self._objects = objects
         self._pages = pages
-        self._commit = commit  # gives the version its name; `SnapshotStore.put`
+        self._commit = commit
         self._lineage = lineage
         self._keys = lineage.page_keys()
         self._locations = pages.find(self._keys)
@@ -68,20 +82,33 @@ class SnapshotWriter:
             self._locations[number] = PageLocation(self._pack, len(self._data) * size, checksum(view))
             self._data.append(view)
 
-    def finish(self, version: SnapshotVersion, overwrite: int | None = None) -> SnapshotVersion:
-        """Make it durable and visible; `version` describes the lineage. Raises what `SnapshotStore.put` raises."""
+    def finish(
+        self,
+        version: SnapshotVersion,
+        overwrite: int | None = None,
+        *,
+        attachment: bytes = b"",
+        max_versions: int | None = None,
+    ) -> SnapshotVersion:
+        """Make it durable and visible, with this attachment; `version` describes the lineage.
+
+        Raises what `SnapshotStore.put` raises.
+        """
         with self._lock:
             locations = [location for location in self._locations if location is not None]
             if not self._open or len(locations) < len(self._locations):
                 raise ValueError(f"{len(self._locations) - len(locations)} pages are missing, or the writer is closed")
-            manifest = Manifest(self._manifest, self._lineage, self._keys, locations)
+            attachment_location = self._write_attachment(attachment) if attachment else None
+            manifest = Manifest(self._manifest, self._lineage, self._keys, locations, attachment_location)
             if self._data:
-                self._write(f"packs/{self._pack}", self._data, 0)  # the manifest must refer to durable packs only
+                self._write(f"packs/{self._pack}", self._data, _UPLOADS)
+            self._wait(0)  # the manifest must refer to durable packs only
             self._write(f"manifests/{manifest.id}", [encode_manifest(manifest)], 0)
             try:
                 if self._given_up:
                     raise Cancelled("the save was given up")
-                version = self._commit(replace(version, durable=True, manifest=manifest.id), overwrite)
+                version = replace(version, durable=True, manifest=manifest.id, attachment_bytes=len(attachment))
+                version = self._commit(version, overwrite, max_versions)
             except JaxctxError as error:
                 # After these errors the record may have been replaced: the next collection finds out.
                 unknown = error.code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
@@ -106,11 +133,30 @@ class SnapshotWriter:
         self._written.append(key)
         try:
             self._writing.append(self._objects.write(key, parts))
+        except JaxctxError:
+            self.abort()
+            raise
+        self._wait(behind)
+
+    def _wait(self, behind: int) -> None:
+        """Wait until at most `behind` of the objects are not durable yet."""
+        try:
             while len(self._writing) > behind:
                 self._writing.popleft()()
         except JaxctxError:
             self.abort()
             raise
+
+    def _write_attachment(self, attachment: bytes) -> AttachmentLocation:
+        """Begin to write the attachment as a pack of its own, and return where it will be.
+
+        A pack is deleted as a whole: in one with pages it would outlive its version as long as another one shares them.
+        """
+        pack = self._pages.new_id()
+        self._pages.pin([pack])
+        self._pins.append(pack)
+        self._write(f"packs/{pack}", [attachment], _UPLOADS)
+        return AttachmentLocation(pack, len(attachment), checksum(attachment))
 
     def _close(self, *, delete: bool) -> None:
         """Wait for the writes, delete what was written if asked for, and undo the pins."""
@@ -127,7 +173,7 @@ class SnapshotWriter:
 
 
 class SnapshotReader:
-    """Reads a durable version. Its pages stay until `close`, even if the version is deleted."""
+    """Reads a durable version. Its pages and its attachment stay until `close`, even if the version is deleted."""
 
     def __init__(self, objects: Objects, pages: Pages, manifest: Manifest) -> None:
         """The caller has pinned the manifest and its packs; `close` undoes that."""
@@ -136,6 +182,16 @@ class SnapshotReader:
         self._manifest = manifest
         self.lineage: ContextRecord = manifest.lineage
         self._open = True
+
+    def attachment(self) -> bytes:
+        """The attachment of the version, empty if it has none. Raises DataLoss if it is lost or damaged."""
+        location = self._manifest.attachment
+        if location is None:
+            return b""
+        data = self._objects.fetch(f"packs/{location.pack}", 0, location.size_bytes)()
+        if data is None or len(data) != location.size_bytes or checksum(data) != location.checksum:
+            raise DataLoss("the attachment is lost or damaged")
+        return bytes(data)
 
     def read(self, numbers: Iterable[int]) -> Iterator[tuple[int, memoryview | None]]:
         """Number and data of each page, in the given order; None for a page that is lost. Reads ahead a few MiB."""
@@ -146,7 +202,7 @@ class SnapshotReader:
             yield from self._verify(run, next(parts))  # no name for the data, so that its memory can be used again
 
     def close(self) -> None:
-        """Its pages may be collected from now on."""
+        """Its pages and its attachment may be collected from now on."""
         if self._open:
             self._open = False
             self._pages.unpin([self._manifest.id, *self._manifest.packs], self._manifest.id)

@@ -334,6 +334,7 @@ class GenerateRequest(google.protobuf.message.Message):
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     INCLUDE_STOP_FIELD_NUMBER: builtins.int
     RESUME_TOKENS_FIELD_NUMBER: builtins.int
+    OUTPUT_FORMAT_FIELD_NUMBER: builtins.int
     INCLUDE_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """The context; it has at least one token."""
@@ -363,7 +364,7 @@ class GenerateRequest(google.protobuf.message.Message):
     include_special_tokens: builtins.bool
     """Keep the text of special tokens in the output's text, for example "[TOOL_CALLS]". That of the token that ends the
     output stays away unless `include_stop` keeps it.
-    13, 15..31: output format (JSON schema, grammar), drafts, when they come.
+    15..31: drafts, when they come.
     """
     @property
     def sampling(self) -> jaxctx.v1.generation_pb2.SamplingParams:
@@ -376,6 +377,12 @@ class GenerateRequest(google.protobuf.message.Message):
     @property
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The output ends at the first of these; up to 64 token ids."""
+
+    @property
+    def output_format(self) -> jaxctx.v1.generation_pb2.OutputFormat:
+        """What the text of each output may look like. Unset: anything. Of an output that is resumed, the tokens that it has must
+        match (FAILED_PRECONDITION).
+        """
 
     def __init__(
         self,
@@ -392,10 +399,11 @@ class GenerateRequest(google.protobuf.message.Message):
         ignore_eos: builtins.bool = ...,
         include_stop: builtins.bool = ...,
         resume_tokens: builtins.int = ...,
+        output_format: jaxctx.v1.generation_pb2.OutputFormat | None = ...,
         include_special_tokens: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "max_tokens", b"max_tokens", "n", b"n", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "context_id", b"context_id", "ignore_eos", b"ignore_eos", "include_special_tokens", b"include_special_tokens", "include_stop", b"include_stop", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "resume_tokens", b"resume_tokens", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "top_logprobs", b"top_logprobs"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "max_tokens", b"max_tokens", "n", b"n", "output_format", b"output_format", "sampling", b"sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "_n", b"_n", "context_id", b"context_id", "ignore_eos", b"ignore_eos", "include_special_tokens", b"include_special_tokens", "include_stop", b"include_stop", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "output_format", b"output_format", "resume_tokens", b"resume_tokens", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "top_logprobs", b"top_logprobs"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_tokens", b"_max_tokens"]) -> typing.Literal["max_tokens"] | None: ...
     @typing.overload
@@ -405,7 +413,8 @@ global___GenerateRequest = GenerateRequest
 
 @typing.final
 class GenerateResponse(google.protobuf.message.Message):
-    """A part of one output. The last part of each output, and only that one, has `finish`, `seed`, `usage` and `context`.
+    """A part of one output. The last part of each output, and only that one, has `finish`, `seed` and `context`. It has
+    `usage` too, and so has the first part, as far as it is known by then: that of the prompt.
 
     The texts of one index together are the output's text, and none ends inside a UTF-8 character; the token ids are what
     joined the context. Parts of several outputs interleave. A slow reader gets fewer and larger parts.
@@ -448,7 +457,7 @@ class GenerateResponse(google.protobuf.message.Message):
 
     @property
     def usage(self) -> jaxctx.v1.generation_pb2.Usage:
-        """What the output cost. Unset before the last part."""
+        """What the output has cost so far. Only in the first and the last part."""
 
     @property
     def context(self) -> jaxctx.v1.context_pb2.Context:

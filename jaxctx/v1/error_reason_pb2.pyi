@@ -42,6 +42,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """FAILED_PRECONDITION: the model has no chat template, so messages have no meaning to it."""
     ERROR_REASON_WRONG_ROLE: _ErrorReason.ValueType  # 26
     """FAILED_PRECONDITION: the server is not of the role that this is for (a router, or one with an engine of its own)."""
+    ERROR_REASON_NO_OUTPUT_FORMAT: _ErrorReason.ValueType  # 27
+    """FAILED_PRECONDITION: outputs of this model cannot be held to an `output_format`: its tokenizer is of a kind that grammars
+    cannot follow, it has no end-of-sequence token, or its vocabulary lacks what must follow.
+    """
     ERROR_REASON_NO_STORE: _ErrorReason.ValueType  # 24
     """FAILED_PRECONDITION: the server has no store, so nothing can be durable."""
     ERROR_REASON_MODEL_MISMATCH: _ErrorReason.ValueType  # 25
@@ -100,6 +104,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     are refused at once. One that waits or generates may be ended later, when it can no longer be in time and others gain
     by its end. What was generated until then stays in the context; a request that did not run yet has changed nothing.
     It may succeed after the time in RetryInfo with as much time to its deadline, or now with more. RetryInfo: yes.
+    """
+    ERROR_REASON_GRAMMAR_LIMIT: _ErrorReason.ValueType  # 68
+    """RESOURCE_EXHAUSTED: the `output_format` of an output took too much to follow. What was generated until then stays in the
+    context. RetryInfo: no.
     """
     ERROR_REASON_NOT_SERVING: _ErrorReason.ValueType  # 70
     """UNAVAILABLE: the server is still loading, or gone. RetryInfo: yes, if the server itself answered."""
@@ -177,6 +185,10 @@ ERROR_REASON_NO_CHAT_TEMPLATE: ErrorReason.ValueType  # 23
 """FAILED_PRECONDITION: the model has no chat template, so messages have no meaning to it."""
 ERROR_REASON_WRONG_ROLE: ErrorReason.ValueType  # 26
 """FAILED_PRECONDITION: the server is not of the role that this is for (a router, or one with an engine of its own)."""
+ERROR_REASON_NO_OUTPUT_FORMAT: ErrorReason.ValueType  # 27
+"""FAILED_PRECONDITION: outputs of this model cannot be held to an `output_format`: its tokenizer is of a kind that grammars
+cannot follow, it has no end-of-sequence token, or its vocabulary lacks what must follow.
+"""
 ERROR_REASON_NO_STORE: ErrorReason.ValueType  # 24
 """FAILED_PRECONDITION: the server has no store, so nothing can be durable."""
 ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 25
@@ -235,6 +247,10 @@ ERROR_REASON_DEADLINE_UNREACHABLE: ErrorReason.ValueType  # 67
 are refused at once. One that waits or generates may be ended later, when it can no longer be in time and others gain
 by its end. What was generated until then stays in the context; a request that did not run yet has changed nothing.
 It may succeed after the time in RetryInfo with as much time to its deadline, or now with more. RetryInfo: yes.
+"""
+ERROR_REASON_GRAMMAR_LIMIT: ErrorReason.ValueType  # 68
+"""RESOURCE_EXHAUSTED: the `output_format` of an output took too much to follow. What was generated until then stays in the
+context. RetryInfo: no.
 """
 ERROR_REASON_NOT_SERVING: ErrorReason.ValueType  # 70
 """UNAVAILABLE: the server is still loading, or gone. RetryInfo: yes, if the server itself answered."""

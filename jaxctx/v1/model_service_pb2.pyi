@@ -19,6 +19,22 @@ class Model(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class SpecialMarkersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     MODEL_ID_FIELD_NUMBER: builtins.int
     MODEL_REVISION_FIELD_NUMBER: builtins.int
     ARCHITECTURE_FIELD_NUMBER: builtins.int
@@ -29,6 +45,9 @@ class Model(google.protobuf.message.Message):
     DTYPE_FIELD_NUMBER: builtins.int
     KV_DTYPE_FIELD_NUMBER: builtins.int
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: builtins.int
+    TOOL_CALL_FORMAT_FIELD_NUMBER: builtins.int
+    REASONING_FORMAT_FIELD_NUMBER: builtins.int
+    SPECIAL_MARKERS_FIELD_NUMBER: builtins.int
     model_id: builtins.str
     """Its name on this server."""
     model_revision: builtins.str
@@ -48,9 +67,18 @@ class Model(google.protobuf.message.Message):
     kv_dtype: builtins.str
     """Numerical type of keys and values."""
     default_max_tokens: builtins.int
-    """What Generate takes for an unset `max_tokens`.
-    11..31: adapters, special tokens, media, when they come.
-    """
+    """What Generate takes for an unset `max_tokens`."""
+    tool_call_format: builtins.str
+    """How it writes calls of tools: "hermes", "llama3_json", "mistral" or "mistral_named". Empty: not known."""
+    reasoning_format: builtins.str
+    """How it writes its thoughts: "think", or "think_opened" if the chat template opens them. Empty: not at all."""
+    @property
+    def special_markers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Marks of these two formats that are special tokens, with their ids. The text of an output has them only with
+        `include_special_tokens`.
+        14..31: adapters, media, when they come.
+        """
+
     def __init__(
         self,
         *,
@@ -64,8 +92,11 @@ class Model(google.protobuf.message.Message):
         dtype: builtins.str = ...,
         kv_dtype: builtins.str = ...,
         default_max_tokens: builtins.int = ...,
+        tool_call_format: builtins.str = ...,
+        reasoning_format: builtins.str = ...,
+        special_markers: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_context_tokens", b"max_context_tokens", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "parameters", b"parameters", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_context_tokens", b"max_context_tokens", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "parameters", b"parameters", "reasoning_format", b"reasoning_format", "special_markers", b"special_markers", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___Model = Model
 
@@ -122,14 +153,18 @@ class GetModelRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODEL_ID_FIELD_NUMBER: builtins.int
+    WITH_TOKENIZER_FIELD_NUMBER: builtins.int
     model_id: builtins.str
     """Its name. Empty: the server's only, or default, one."""
+    with_tokenizer: builtins.bool
+    """Whether to describe its tokenizer too."""
     def __init__(
         self,
         *,
         model_id: builtins.str = ...,
+        with_tokenizer: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["model_id", b"model_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model_id", b"model_id", "with_tokenizer", b"with_tokenizer"]) -> None: ...
 
 global___GetModelRequest = GetModelRequest
 
@@ -140,6 +175,11 @@ class GetModelResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: builtins.int
+    TOKENIZER_CONFIG_FIELD_NUMBER: builtins.int
+    tokenizer_config: builtins.str
+    """What its directory says about its tokenizer, a JSON object as text: `tokenizer_config.json`, with the chat template that
+    is used as `chat_template`. Unset: not asked for.
+    """
     @property
     def model(self) -> global___Model:
         """The model."""
@@ -148,9 +188,11 @@ class GetModelResponse(google.protobuf.message.Message):
         self,
         *,
         model: global___Model | None = ...,
+        tokenizer_config: builtins.str | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tokenizer_config", b"_tokenizer_config", "model", b"model", "tokenizer_config", b"tokenizer_config"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tokenizer_config", b"_tokenizer_config", "model", b"model", "tokenizer_config", b"tokenizer_config"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_tokenizer_config", b"_tokenizer_config"]) -> typing.Literal["tokenizer_config"] | None: ...
 
 global___GetModelResponse = GetModelResponse
 
@@ -163,21 +205,25 @@ class TokenizeRequest(google.protobuf.message.Message):
     MODEL_ID_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    WITH_ENTRIES_FIELD_NUMBER: builtins.int
     model_id: builtins.str
     """Whose tokenizer."""
     text: builtins.str
     """The text; up to 2 MiB. May be empty."""
     add_special_tokens: builtins.bool
     """Whether the tokenizer adds its special tokens (beginning of sequence). Unset: yes, as for an empty context."""
+    with_entries: builtins.bool
+    """Whether to return the entries of the vocabulary too."""
     def __init__(
         self,
         *,
         model_id: builtins.str = ...,
         text: builtins.str = ...,
         add_special_tokens: builtins.bool | None = ...,
+        with_entries: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "model_id", b"model_id", "text", b"text"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "model_id", b"model_id", "text", b"text", "with_entries", b"with_entries"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_add_special_tokens", b"_add_special_tokens"]) -> typing.Literal["add_special_tokens"] | None: ...
 
 global___TokenizeRequest = TokenizeRequest
@@ -189,16 +235,22 @@ class TokenizeResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: builtins.int
+    ENTRIES_FIELD_NUMBER: builtins.int
     @property
     def tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Token ids."""
+
+    @property
+    def entries(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The entry of the vocabulary that each token is, as the tokenizer writes it ("Ġthe"). Empty: not asked for."""
 
     def __init__(
         self,
         *,
         tokens: collections.abc.Iterable[builtins.int] | None = ...,
+        entries: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entries", b"entries", "tokens", b"tokens"]) -> None: ...
 
 global___TokenizeResponse = TokenizeResponse
 
@@ -256,8 +308,11 @@ class ApplyChatTemplateRequest(google.protobuf.message.Message):
 
     MODEL_ID_FIELD_NUMBER: builtins.int
     MESSAGES_FIELD_NUMBER: builtins.int
+    WITH_ENTRIES_FIELD_NUMBER: builtins.int
     model_id: builtins.str
     """Whose template. A model without one gives FAILED_PRECONDITION (NO_CHAT_TEMPLATE)."""
+    with_entries: builtins.bool
+    """Whether to return the entries of the vocabulary too."""
     @property
     def messages(self) -> jaxctx.v1.content_pb2.ChatMessages:
         """The messages."""
@@ -267,9 +322,10 @@ class ApplyChatTemplateRequest(google.protobuf.message.Message):
         *,
         model_id: builtins.str = ...,
         messages: jaxctx.v1.content_pb2.ChatMessages | None = ...,
+        with_entries: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["messages", b"messages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["messages", b"messages", "model_id", b"model_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["messages", b"messages", "model_id", b"model_id", "with_entries", b"with_entries"]) -> None: ...
 
 global___ApplyChatTemplateRequest = ApplyChatTemplateRequest
 
@@ -281,18 +337,24 @@ class ApplyChatTemplateResponse(google.protobuf.message.Message):
 
     TEXT_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
+    ENTRIES_FIELD_NUMBER: builtins.int
     text: builtins.str
     """The text."""
     @property
     def tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Its token ids: what Fill appends to an empty context."""
 
+    @property
+    def entries(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """As TokenizeResponse.entries."""
+
     def __init__(
         self,
         *,
         text: builtins.str = ...,
         tokens: collections.abc.Iterable[builtins.int] | None = ...,
+        entries: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["text", b"text", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entries", b"entries", "text", b"text", "tokens", b"tokens"]) -> None: ...
 
 global___ApplyChatTemplateResponse = ApplyChatTemplateResponse

@@ -85,9 +85,11 @@ class FieldRules(google.protobuf.message.Message):
     token_id: builtins.bool
     """An id of the vocabulary: a whole number from 0, below `vocab_size`."""
     min_bytes: builtins.int
-    """A text of at least so many bytes in UTF-8."""
+    """A text of at least so many bytes in UTF-8, or at least so many bytes."""
     max_bytes: builtins.int
-    """A text of at most so many bytes in UTF-8. A text without this is an id or a name."""
+    """A text of at most so many bytes in UTF-8, or at most so many bytes. A text without this is an id or a name; a field of
+    bytes always has it.
+    """
     id: builtins.bool
     """An id: 1..64 characters of A-Z a-z 0-9 . _ -, not beginning with a punctuation mark."""
     name: builtins.bool

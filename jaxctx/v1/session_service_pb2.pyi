@@ -655,6 +655,7 @@ class CallOutput(google.protobuf.message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     INCLUDE_STOP_FIELD_NUMBER: builtins.int
+    OUTPUT_FORMAT_FIELD_NUMBER: builtins.int
     criterion: global___Criterion.ValueType
     """Ask for it at once, with this criterion. Unset: it is made when somebody asks for it."""
     max_tokens: builtins.int
@@ -677,6 +678,10 @@ class CallOutput(google.protobuf.message.Message):
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Or at one of these tokens: up to 64."""
 
+    @property
+    def output_format(self) -> jaxctx.v1.generation_pb2.OutputFormat:
+        """What the text may look like. Unset: anything. It is read when an engine begins the output, which fails if it is wrong."""
+
     def __init__(
         self,
         *,
@@ -688,9 +693,10 @@ class CallOutput(google.protobuf.message.Message):
         stop_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         ignore_eos: builtins.bool = ...,
         include_stop: builtins.bool = ...,
+        output_format: jaxctx.v1.generation_pb2.OutputFormat | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "criterion", b"criterion", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens", "output_format", b"output_format", "sampling", b"sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_tokens", b"_max_tokens", "criterion", b"criterion", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output_format", b"output_format", "sampling", b"sampling", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_tokens", b"_max_tokens"]) -> typing.Literal["max_tokens"] | None: ...
 
 global___CallOutput = CallOutput

@@ -52,6 +52,7 @@ class Snapshot(google.protobuf.message.Message):
     CONTEXT_ID_FIELD_NUMBER: builtins.int
     PARENT_VERSION_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    ATTACHMENT_BYTES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """1..100 bytes without control characters."""
     version: builtins.int
@@ -78,6 +79,8 @@ class Snapshot(google.protobuf.message.Message):
     """The context that was saved. It may be closed by now."""
     parent_version: builtins.int
     """The version that it replaced as the latest. 0: none."""
+    attachment_bytes: builtins.int
+    """Bytes of its attachment. 0: it has none."""
     @property
     def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was saved."""
@@ -109,9 +112,10 @@ class Snapshot(google.protobuf.message.Message):
         context_id: builtins.str = ...,
         parent_version: builtins.int = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        attachment_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["created_at", b"created_at", "expiry", b"expiry"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context_id", b"context_id", "created_at", b"created_at", "durable", b"durable", "expiry", b"expiry", "labels", b"labels", "latest", b"latest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "name", b"name", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "tokens", b"tokens", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attachment_bytes", b"attachment_bytes", "context_id", b"context_id", "created_at", b"created_at", "durable", b"durable", "expiry", b"expiry", "labels", b"labels", "latest", b"latest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "name", b"name", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "tokens", b"tokens", "version", b"version"]) -> None: ...
 
 global___Snapshot = Snapshot
 

@@ -23,13 +23,14 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from jaxctx.v1 import content_pb2 as jaxctx_dot_v1_dot_content__pb2
 from jaxctx.v1 import context_pb2 as jaxctx_dot_v1_dot_context__pb2
 from jaxctx.v1 import lifetime_pb2 as jaxctx_dot_v1_dot_lifetime__pb2
 from jaxctx.v1 import rules_pb2 as jaxctx_dot_v1_dot_rules__pb2
 from jaxctx.v1 import snapshot_pb2 as jaxctx_dot_v1_dot_snapshot__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n jaxctx/v1/snapshot_service.proto\x12\tjaxctx.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17jaxctx/v1/context.proto\x1a\x18jaxctx/v1/lifetime.proto\x1a\x15jaxctx/v1/rules.proto\x1a\x18jaxctx/v1/snapshot.proto\"\xb6\x02\n\x0bSaveRequest\x12\x1a\n\ncontext_id\x18\x01 \x01(\tB\x06\xf2\xd0*\x02P\x01\x12#\n\x04name\x18\x02 \x01(\tB\x15\xf2\xd0*\x02X\x01\xfa\xd0*\x0bGetSnapshot\x12\x0f\n\x07\x64urable\x18\x03 \x01(\x08\x12-\n\x11overwrite_version\x18\x04 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x12\x1b\n\x03ttl\x18\x05 \x01(\x0b\x32\x0e.jaxctx.v1.Ttl\x12\x44\n\x06labels\x18\x06 \x03(\x0b\x32\".jaxctx.v1.SaveRequest.LabelsEntryB\x10\xf2\xd0*\x0cH\x80\x02h \x92\x01\x04@\x01H@\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x14\n\x12_overwrite_version\"5\n\x0cSaveResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.jaxctx.v1.Snapshot\"\xc9\x02\n\x0bOpenRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12#\n\x07version\x18\x02 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x12\x11\n\trecompute\x18\x03 \x01(\x08\x12-\n\ncontext_id\x18\x04 \x01(\tB\x14\xf2\xd0*\x02P\x01\xfa\xd0*\nGetContextH\x01\x88\x01\x01\x12(\n\x08priority\x18\x05 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00Y\xc0!\x00\x00\x00\x00\x00\x00Y@\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12K\n\x07pin_for\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationB\x1f\xf2\xd0*\x1b\x11\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\xc0N\xcf\xb2\x41\x9a\x01\x06pinned\x12\x1b\n\x03ttl\x18\x08 \x01(\x0b\x32\x0e.jaxctx.v1.TtlB\n\n\x08_versionB\r\n\x0b_context_id\"i\n\x0cOpenResponse\x12\x10\n\x08resident\x18\x01 \x01(\x05\x12\x10\n\x08restored\x18\x02 \x01(\x05\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x05\x12#\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x12.jaxctx.v1.Context\"\x98\x02\n\x0bTakeRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12\x11\n\trecompute\x18\x02 \x01(\x08\x12-\n\ncontext_id\x18\x03 \x01(\tB\x14\xf2\xd0*\x02P\x01\xfa\xd0*\nGetContextH\x00\x88\x01\x01\x12(\n\x08priority\x18\x04 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00Y\xc0!\x00\x00\x00\x00\x00\x00Y@\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\x12K\n\x07pin_for\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationB\x1f\xf2\xd0*\x1b\x11\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\xc0N\xcf\xb2\x41\x9a\x01\x06pinned\x12\x1b\n\x03ttl\x18\x07 \x01(\x0b\x32\x0e.jaxctx.v1.TtlB\r\n\x0b_context_id\"i\n\x0cTakeResponse\x12\x10\n\x08resident\x18\x01 \x01(\x05\x12\x10\n\x08restored\x18\x02 \x01(\x05\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x05\x12#\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x12.jaxctx.v1.Context\"[\n\x12GetSnapshotRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12#\n\x07version\x18\x02 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x42\n\n\x08_version\"<\n\x13GetSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.jaxctx.v1.Snapshot\"r\n\x14ListSnapshotsRequest\x12\x16\n\x06prefix\x18\x01 \x01(\tB\x06\xf2\xd0*\x02Hd\x12%\n\x05limit\x18\x02 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00@\x8f@\x12\x1b\n\npage_token\x18\x03 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\"X\n\x15ListSnapshotsResponse\x12&\n\tsnapshots\x18\x01 \x03(\x0b\x32\x13.jaxctx.v1.Snapshot\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"w\n\x1bListSnapshotVersionsRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12%\n\x05limit\x18\x02 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00@\x8f@\x12\x1b\n\npage_token\x18\x03 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\"_\n\x1cListSnapshotVersionsResponse\x12&\n\tsnapshots\x18\x01 \x03(\x0b\x32\x13.jaxctx.v1.Snapshot\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xc5\x02\n\x15UpdateSnapshotRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12\x1b\n\x03ttl\x18\x02 \x01(\x0b\x32\x0e.jaxctx.v1.Ttl\x12\x37\n\x06labels\x18\x03 \x01(\x0b\x32\'.jaxctx.v1.UpdateSnapshotRequest.Labels\x12#\n\x07version\x18\x04 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x1a\x8e\x01\n\x06Labels\x12U\n\x06labels\x18\x01 \x03(\x0b\x32\x33.jaxctx.v1.UpdateSnapshotRequest.Labels.LabelsEntryB\x10\xf2\xd0*\x0cH\x80\x02h \x92\x01\x04@\x01H@\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\n\n\x08_version\"?\n\x16UpdateSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.jaxctx.v1.Snapshot\"^\n\x15\x44\x65leteSnapshotRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12#\n\x07version\x18\x02 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x42\n\n\x08_version\"2\n\x16\x44\x65leteSnapshotResponse\x12\x18\n\x10versions_deleted\x18\x01 \x01(\x05\"\xc1\x01\n\x0ePublishRequest\x12\x1a\n\ncontext_id\x18\x01 \x01(\tB\x06\xf2\xd0*\x02P\x01\x12\x1b\n\x03ttl\x18\x02 \x01(\x0b\x32\x0e.jaxctx.v1.Ttl\x12G\n\x06labels\x18\x03 \x03(\x0b\x32%.jaxctx.v1.PublishRequest.LabelsEntryB\x10\xf2\xd0*\x0cH\x80\x02h \x92\x01\x04@\x01H@\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\">\n\x0fPublishResponse\x12+\n\x0bpublication\x18\x01 \x01(\x0b\x32\x16.jaxctx.v1.Publication\"2\n\x10UnpublishRequest\x12\x1e\n\x0epublication_id\x18\x01 \x01(\tB\x06\xf2\xd0*\x02P\x01\"\x13\n\x11UnpublishResponse\"\xa7\x02\n\x18UpdatePublicationRequest\x12\x1e\n\x0epublication_id\x18\x01 \x01(\tB\x06\xf2\xd0*\x02P\x01\x12\x1b\n\x03ttl\x18\x02 \x01(\x0b\x32\x0e.jaxctx.v1.Ttl\x12:\n\x06labels\x18\x03 \x01(\x0b\x32*.jaxctx.v1.UpdatePublicationRequest.Labels\x1a\x91\x01\n\x06Labels\x12X\n\x06labels\x18\x01 \x03(\x0b\x32\x36.jaxctx.v1.UpdatePublicationRequest.Labels.LabelsEntryB\x10\xf2\xd0*\x0cH\x80\x02h \x92\x01\x04@\x01H@\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"H\n\x19UpdatePublicationResponse\x12+\n\x0bpublication\x18\x01 \x01(\x0b\x32\x16.jaxctx.v1.Publication\"]\n\x17ListPublicationsRequest\x12%\n\x05limit\x18\x01 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00@\x8f@\x12\x1b\n\npage_token\x18\x02 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\"a\n\x18ListPublicationsResponse\x12,\n\x0cpublications\x18\x01 \x03(\x0b\x32\x16.jaxctx.v1.Publication\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xec\x07\n\x0fSnapshotService\x12=\n\x04Save\x12\x16.jaxctx.v1.SaveRequest\x1a\x17.jaxctx.v1.SaveResponse\"\x04\xf0\xd0*\x01\x12=\n\x04Open\x12\x16.jaxctx.v1.OpenRequest\x1a\x17.jaxctx.v1.OpenResponse\"\x04\xf0\xd0*\x01\x12=\n\x04Take\x12\x16.jaxctx.v1.TakeRequest\x1a\x17.jaxctx.v1.TakeResponse\"\x04\xf0\xd0*\x01\x12Q\n\x0bGetSnapshot\x12\x1d.jaxctx.v1.GetSnapshotRequest\x1a\x1e.jaxctx.v1.GetSnapshotResponse\"\x03\x90\x02\x01\x12W\n\rListSnapshots\x12\x1f.jaxctx.v1.ListSnapshotsRequest\x1a .jaxctx.v1.ListSnapshotsResponse\"\x03\x90\x02\x01\x12l\n\x14ListSnapshotVersions\x12&.jaxctx.v1.ListSnapshotVersionsRequest\x1a\'.jaxctx.v1.ListSnapshotVersionsResponse\"\x03\x90\x02\x01\x12Z\n\x0eUpdateSnapshot\x12 .jaxctx.v1.UpdateSnapshotRequest\x1a!.jaxctx.v1.UpdateSnapshotResponse\"\x03\x90\x02\x02\x12U\n\x0e\x44\x65leteSnapshot\x12 .jaxctx.v1.DeleteSnapshotRequest\x1a!.jaxctx.v1.DeleteSnapshotResponse\x12@\n\x07Publish\x12\x19.jaxctx.v1.PublishRequest\x1a\x1a.jaxctx.v1.PublishResponse\x12\x46\n\tUnpublish\x12\x1b.jaxctx.v1.UnpublishRequest\x1a\x1c.jaxctx.v1.UnpublishResponse\x12\x63\n\x11UpdatePublication\x12#.jaxctx.v1.UpdatePublicationRequest\x1a$.jaxctx.v1.UpdatePublicationResponse\"\x03\x90\x02\x02\x12`\n\x10ListPublications\x12\".jaxctx.v1.ListPublicationsRequest\x1a#.jaxctx.v1.ListPublicationsResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n jaxctx/v1/snapshot_service.proto\x12\tjaxctx.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17jaxctx/v1/content.proto\x1a\x17jaxctx/v1/context.proto\x1a\x18jaxctx/v1/lifetime.proto\x1a\x15jaxctx/v1/rules.proto\x1a\x18jaxctx/v1/snapshot.proto\"\xfa\x02\n\x0bSaveRequest\x12\x1a\n\ncontext_id\x18\x01 \x01(\tB\x06\xf2\xd0*\x02P\x01\x12#\n\x04name\x18\x02 \x01(\tB\x15\xf2\xd0*\x02X\x01\xfa\xd0*\x0bGetSnapshot\x12\x0f\n\x07\x64urable\x18\x03 \x01(\x08\x12-\n\x11overwrite_version\x18\x04 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x12\x1b\n\x03ttl\x18\x05 \x01(\x0b\x32\x0e.jaxctx.v1.Ttl\x12\x44\n\x06labels\x18\x06 \x03(\x0b\x32\".jaxctx.v1.SaveRequest.LabelsEntryB\x10\xf2\xd0*\x0cH\x80\x02h \x92\x01\x04@\x01H@\x12\x1d\n\nattachment\x18\x07 \x01(\x0c\x42\t\xf2\xd0*\x05H\x80\x80\x80\x02\x12#\n\x0cmax_versions\x18\x08 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\x00\x00\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x14\n\x12_overwrite_version\"5\n\x0cSaveResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.jaxctx.v1.Snapshot\"\xc9\x02\n\x0bOpenRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12#\n\x07version\x18\x02 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x12\x11\n\trecompute\x18\x03 \x01(\x08\x12-\n\ncontext_id\x18\x04 \x01(\tB\x14\xf2\xd0*\x02P\x01\xfa\xd0*\nGetContextH\x01\x88\x01\x01\x12(\n\x08priority\x18\x05 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00Y\xc0!\x00\x00\x00\x00\x00\x00Y@\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12K\n\x07pin_for\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationB\x1f\xf2\xd0*\x1b\x11\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\xc0N\xcf\xb2\x41\x9a\x01\x06pinned\x12\x1b\n\x03ttl\x18\x08 \x01(\x0b\x32\x0e.jaxctx.v1.TtlB\n\n\x08_versionB\r\n\x0b_context_id\"i\n\x0cOpenResponse\x12\x10\n\x08resident\x18\x01 \x01(\x05\x12\x10\n\x08restored\x18\x02 \x01(\x05\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x05\x12#\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x12.jaxctx.v1.Context\"\x98\x02\n\x0bTakeRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12\x11\n\trecompute\x18\x02 \x01(\x08\x12-\n\ncontext_id\x18\x03 \x01(\tB\x14\xf2\xd0*\x02P\x01\xfa\xd0*\nGetContextH\x00\x88\x01\x01\x12(\n\x08priority\x18\x04 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00Y\xc0!\x00\x00\x00\x00\x00\x00Y@\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\x12K\n\x07pin_for\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationB\x1f\xf2\xd0*\x1b\x11\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\xc0N\xcf\xb2\x41\x9a\x01\x06pinned\x12\x1b\n\x03ttl\x18\x07 \x01(\x0b\x32\x0e.jaxctx.v1.TtlB\r\n\x0b_context_id\"i\n\x0cTakeResponse\x12\x10\n\x08resident\x18\x01 \x01(\x05\x12\x10\n\x08restored\x18\x02 \x01(\x05\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x05\x12#\n\x07\x63ontext\x18\x04 \x01(\x0b\x32\x12.jaxctx.v1.Context\"\x8f\x01\n\x12GetSnapshotRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12#\n\x07version\x18\x02 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x12\x1a\n\x12include_attachment\x18\x03 \x01(\x08\x12\x16\n\x0einclude_tokens\x18\x04 \x01(\x08\x42\n\n\x08_version\"u\n\x13GetSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.jaxctx.v1.Snapshot\x12\x12\n\nattachment\x18\x02 \x01(\x0c\x12#\n\x06tokens\x18\x03 \x01(\x0b\x32\x13.jaxctx.v1.TokenIds\"r\n\x14ListSnapshotsRequest\x12\x16\n\x06prefix\x18\x01 \x01(\tB\x06\xf2\xd0*\x02Hd\x12%\n\x05limit\x18\x02 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00@\x8f@\x12\x1b\n\npage_token\x18\x03 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\"X\n\x15ListSnapshotsResponse\x12&\n\tsnapshots\x18\x01 \x03(\x0b\x32\x13.jaxctx.v1.Snapshot\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"w\n\x1bListSnapshotVersionsRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12%\n\x05limit\x18\x02 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00@\x8f@\x12\x1b\n\npage_token\x18\x03 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\"_\n\x1cListSnapshotVersionsResponse\x12&\n\tsnapshots\x18\x01 \x03(\x0b\x32\x13.jaxctx.v1.Snapshot\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xc5\x02\n\x15UpdateSnapshotRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12\x1b\n\x03ttl\x18\x02 \x01(\x0b\x32\x0e.jaxctx.v1.Ttl\x12\x37\n\x06labels\x18\x03 \x01(\x0b\x32\'.jaxctx.v1.UpdateSnapshotRequest.Labels\x12#\n\x07version\x18\x04 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x1a\x8e\x01\n\x06Labels\x12U\n\x06labels\x18\x01 \x03(\x0b\x32\x33.jaxctx.v1.UpdateSnapshotRequest.Labels.LabelsEntryB\x10\xf2\xd0*\x0cH\x80\x02h \x92\x01\x04@\x01H@\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\n\n\x08_version\"?\n\x16UpdateSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.jaxctx.v1.Snapshot\"^\n\x15\x44\x65leteSnapshotRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12#\n\x07version\x18\x02 \x01(\x05\x42\r\xf2\xd0*\t\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x42\n\n\x08_version\"2\n\x16\x44\x65leteSnapshotResponse\x12\x18\n\x10versions_deleted\x18\x01 \x01(\x05\"\xc1\x01\n\x0ePublishRequest\x12\x1a\n\ncontext_id\x18\x01 \x01(\tB\x06\xf2\xd0*\x02P\x01\x12\x1b\n\x03ttl\x18\x02 \x01(\x0b\x32\x0e.jaxctx.v1.Ttl\x12G\n\x06labels\x18\x03 \x03(\x0b\x32%.jaxctx.v1.PublishRequest.LabelsEntryB\x10\xf2\xd0*\x0cH\x80\x02h \x92\x01\x04@\x01H@\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\">\n\x0fPublishResponse\x12+\n\x0bpublication\x18\x01 \x01(\x0b\x32\x16.jaxctx.v1.Publication\"2\n\x10UnpublishRequest\x12\x1e\n\x0epublication_id\x18\x01 \x01(\tB\x06\xf2\xd0*\x02P\x01\"\x13\n\x11UnpublishResponse\"\xa7\x02\n\x18UpdatePublicationRequest\x12\x1e\n\x0epublication_id\x18\x01 \x01(\tB\x06\xf2\xd0*\x02P\x01\x12\x1b\n\x03ttl\x18\x02 \x01(\x0b\x32\x0e.jaxctx.v1.Ttl\x12:\n\x06labels\x18\x03 \x01(\x0b\x32*.jaxctx.v1.UpdatePublicationRequest.Labels\x1a\x91\x01\n\x06Labels\x12X\n\x06labels\x18\x01 \x03(\x0b\x32\x36.jaxctx.v1.UpdatePublicationRequest.Labels.LabelsEntryB\x10\xf2\xd0*\x0cH\x80\x02h \x92\x01\x04@\x01H@\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"H\n\x19UpdatePublicationResponse\x12+\n\x0bpublication\x18\x01 \x01(\x0b\x32\x16.jaxctx.v1.Publication\"]\n\x17ListPublicationsRequest\x12%\n\x05limit\x18\x01 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00@\x8f@\x12\x1b\n\npage_token\x18\x02 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\"a\n\x18ListPublicationsResponse\x12,\n\x0cpublications\x18\x01 \x03(\x0b\x32\x16.jaxctx.v1.Publication\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xec\x07\n\x0fSnapshotService\x12=\n\x04Save\x12\x16.jaxctx.v1.SaveRequest\x1a\x17.jaxctx.v1.SaveResponse\"\x04\xf0\xd0*\x01\x12=\n\x04Open\x12\x16.jaxctx.v1.OpenRequest\x1a\x17.jaxctx.v1.OpenResponse\"\x04\xf0\xd0*\x01\x12=\n\x04Take\x12\x16.jaxctx.v1.TakeRequest\x1a\x17.jaxctx.v1.TakeResponse\"\x04\xf0\xd0*\x01\x12Q\n\x0bGetSnapshot\x12\x1d.jaxctx.v1.GetSnapshotRequest\x1a\x1e.jaxctx.v1.GetSnapshotResponse\"\x03\x90\x02\x01\x12W\n\rListSnapshots\x12\x1f.jaxctx.v1.ListSnapshotsRequest\x1a .jaxctx.v1.ListSnapshotsResponse\"\x03\x90\x02\x01\x12l\n\x14ListSnapshotVersions\x12&.jaxctx.v1.ListSnapshotVersionsRequest\x1a\'.jaxctx.v1.ListSnapshotVersionsResponse\"\x03\x90\x02\x01\x12Z\n\x0eUpdateSnapshot\x12 .jaxctx.v1.UpdateSnapshotRequest\x1a!.jaxctx.v1.UpdateSnapshotResponse\"\x03\x90\x02\x02\x12U\n\x0e\x44\x65leteSnapshot\x12 .jaxctx.v1.DeleteSnapshotRequest\x1a!.jaxctx.v1.DeleteSnapshotResponse\x12@\n\x07Publish\x12\x19.jaxctx.v1.PublishRequest\x1a\x1a.jaxctx.v1.PublishResponse\x12\x46\n\tUnpublish\x12\x1b.jaxctx.v1.UnpublishRequest\x1a\x1c.jaxctx.v1.UnpublishResponse\x12\x63\n\x11UpdatePublication\x12#.jaxctx.v1.UpdatePublicationRequest\x1a$.jaxctx.v1.UpdatePublicationResponse\"\x03\x90\x02\x02\x12`\n\x10ListPublications\x12\".jaxctx.v1.ListPublicationsRequest\x1a#.jaxctx.v1.ListPublicationsResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,6 +47,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAVEREQUEST'].fields_by_name['overwrite_version']._serialized_options = b'\362\320*\t\031\000\000\000\000\000\000\360?'
   _globals['_SAVEREQUEST'].fields_by_name['labels']._loaded_options = None
   _globals['_SAVEREQUEST'].fields_by_name['labels']._serialized_options = b'\362\320*\014H\200\002h \222\001\004@\001H@'
+  _globals['_SAVEREQUEST'].fields_by_name['attachment']._loaded_options = None
+  _globals['_SAVEREQUEST'].fields_by_name['attachment']._serialized_options = b'\362\320*\005H\200\200\200\002'
+  _globals['_SAVEREQUEST'].fields_by_name['max_versions']._loaded_options = None
+  _globals['_SAVEREQUEST'].fields_by_name['max_versions']._serialized_options = b'\362\320*\t\031\000\000\000\000\000\000\000\000'
   _globals['_OPENREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_OPENREQUEST'].fields_by_name['name']._serialized_options = b'\362\320*\002X\001'
   _globals['_OPENREQUEST'].fields_by_name['version']._loaded_options = None
@@ -128,66 +133,66 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SNAPSHOTSERVICE'].methods_by_name['UpdatePublication']._serialized_options = b'\220\002\002'
   _globals['_SNAPSHOTSERVICE'].methods_by_name['ListPublications']._loaded_options = None
   _globals['_SNAPSHOTSERVICE'].methods_by_name['ListPublications']._serialized_options = b'\220\002\001'
-  _globals['_SAVEREQUEST']._serialized_start=180
-  _globals['_SAVEREQUEST']._serialized_end=490
-  _globals['_SAVEREQUEST_LABELSENTRY']._serialized_start=423
-  _globals['_SAVEREQUEST_LABELSENTRY']._serialized_end=468
-  _globals['_SAVERESPONSE']._serialized_start=492
-  _globals['_SAVERESPONSE']._serialized_end=545
-  _globals['_OPENREQUEST']._serialized_start=548
-  _globals['_OPENREQUEST']._serialized_end=877
-  _globals['_OPENRESPONSE']._serialized_start=879
-  _globals['_OPENRESPONSE']._serialized_end=984
-  _globals['_TAKEREQUEST']._serialized_start=987
-  _globals['_TAKEREQUEST']._serialized_end=1267
-  _globals['_TAKERESPONSE']._serialized_start=1269
-  _globals['_TAKERESPONSE']._serialized_end=1374
-  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1376
-  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1467
-  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=1469
-  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=1529
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=1531
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=1645
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=1647
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=1735
-  _globals['_LISTSNAPSHOTVERSIONSREQUEST']._serialized_start=1737
-  _globals['_LISTSNAPSHOTVERSIONSREQUEST']._serialized_end=1856
-  _globals['_LISTSNAPSHOTVERSIONSRESPONSE']._serialized_start=1858
-  _globals['_LISTSNAPSHOTVERSIONSRESPONSE']._serialized_end=1953
-  _globals['_UPDATESNAPSHOTREQUEST']._serialized_start=1956
-  _globals['_UPDATESNAPSHOTREQUEST']._serialized_end=2281
-  _globals['_UPDATESNAPSHOTREQUEST_LABELS']._serialized_start=2127
-  _globals['_UPDATESNAPSHOTREQUEST_LABELS']._serialized_end=2269
-  _globals['_UPDATESNAPSHOTREQUEST_LABELS_LABELSENTRY']._serialized_start=423
-  _globals['_UPDATESNAPSHOTREQUEST_LABELS_LABELSENTRY']._serialized_end=468
-  _globals['_UPDATESNAPSHOTRESPONSE']._serialized_start=2283
-  _globals['_UPDATESNAPSHOTRESPONSE']._serialized_end=2346
-  _globals['_DELETESNAPSHOTREQUEST']._serialized_start=2348
-  _globals['_DELETESNAPSHOTREQUEST']._serialized_end=2442
-  _globals['_DELETESNAPSHOTRESPONSE']._serialized_start=2444
-  _globals['_DELETESNAPSHOTRESPONSE']._serialized_end=2494
-  _globals['_PUBLISHREQUEST']._serialized_start=2497
-  _globals['_PUBLISHREQUEST']._serialized_end=2690
-  _globals['_PUBLISHREQUEST_LABELSENTRY']._serialized_start=423
-  _globals['_PUBLISHREQUEST_LABELSENTRY']._serialized_end=468
-  _globals['_PUBLISHRESPONSE']._serialized_start=2692
-  _globals['_PUBLISHRESPONSE']._serialized_end=2754
-  _globals['_UNPUBLISHREQUEST']._serialized_start=2756
-  _globals['_UNPUBLISHREQUEST']._serialized_end=2806
-  _globals['_UNPUBLISHRESPONSE']._serialized_start=2808
-  _globals['_UNPUBLISHRESPONSE']._serialized_end=2827
-  _globals['_UPDATEPUBLICATIONREQUEST']._serialized_start=2830
-  _globals['_UPDATEPUBLICATIONREQUEST']._serialized_end=3125
-  _globals['_UPDATEPUBLICATIONREQUEST_LABELS']._serialized_start=2980
-  _globals['_UPDATEPUBLICATIONREQUEST_LABELS']._serialized_end=3125
-  _globals['_UPDATEPUBLICATIONREQUEST_LABELS_LABELSENTRY']._serialized_start=423
-  _globals['_UPDATEPUBLICATIONREQUEST_LABELS_LABELSENTRY']._serialized_end=468
-  _globals['_UPDATEPUBLICATIONRESPONSE']._serialized_start=3127
-  _globals['_UPDATEPUBLICATIONRESPONSE']._serialized_end=3199
-  _globals['_LISTPUBLICATIONSREQUEST']._serialized_start=3201
-  _globals['_LISTPUBLICATIONSREQUEST']._serialized_end=3294
-  _globals['_LISTPUBLICATIONSRESPONSE']._serialized_start=3296
-  _globals['_LISTPUBLICATIONSRESPONSE']._serialized_end=3393
-  _globals['_SNAPSHOTSERVICE']._serialized_start=3396
-  _globals['_SNAPSHOTSERVICE']._serialized_end=4400
+  _globals['_SAVEREQUEST']._serialized_start=205
+  _globals['_SAVEREQUEST']._serialized_end=583
+  _globals['_SAVEREQUEST_LABELSENTRY']._serialized_start=516
+  _globals['_SAVEREQUEST_LABELSENTRY']._serialized_end=561
+  _globals['_SAVERESPONSE']._serialized_start=585
+  _globals['_SAVERESPONSE']._serialized_end=638
+  _globals['_OPENREQUEST']._serialized_start=641
+  _globals['_OPENREQUEST']._serialized_end=970
+  _globals['_OPENRESPONSE']._serialized_start=972
+  _globals['_OPENRESPONSE']._serialized_end=1077
+  _globals['_TAKEREQUEST']._serialized_start=1080
+  _globals['_TAKEREQUEST']._serialized_end=1360
+  _globals['_TAKERESPONSE']._serialized_start=1362
+  _globals['_TAKERESPONSE']._serialized_end=1467
+  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1470
+  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1613
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=1615
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=1732
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=1734
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=1848
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=1850
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=1938
+  _globals['_LISTSNAPSHOTVERSIONSREQUEST']._serialized_start=1940
+  _globals['_LISTSNAPSHOTVERSIONSREQUEST']._serialized_end=2059
+  _globals['_LISTSNAPSHOTVERSIONSRESPONSE']._serialized_start=2061
+  _globals['_LISTSNAPSHOTVERSIONSRESPONSE']._serialized_end=2156
+  _globals['_UPDATESNAPSHOTREQUEST']._serialized_start=2159
+  _globals['_UPDATESNAPSHOTREQUEST']._serialized_end=2484
+  _globals['_UPDATESNAPSHOTREQUEST_LABELS']._serialized_start=2330
+  _globals['_UPDATESNAPSHOTREQUEST_LABELS']._serialized_end=2472
+  _globals['_UPDATESNAPSHOTREQUEST_LABELS_LABELSENTRY']._serialized_start=516
+  _globals['_UPDATESNAPSHOTREQUEST_LABELS_LABELSENTRY']._serialized_end=561
+  _globals['_UPDATESNAPSHOTRESPONSE']._serialized_start=2486
+  _globals['_UPDATESNAPSHOTRESPONSE']._serialized_end=2549
+  _globals['_DELETESNAPSHOTREQUEST']._serialized_start=2551
+  _globals['_DELETESNAPSHOTREQUEST']._serialized_end=2645
+  _globals['_DELETESNAPSHOTRESPONSE']._serialized_start=2647
+  _globals['_DELETESNAPSHOTRESPONSE']._serialized_end=2697
+  _globals['_PUBLISHREQUEST']._serialized_start=2700
+  _globals['_PUBLISHREQUEST']._serialized_end=2893
+  _globals['_PUBLISHREQUEST_LABELSENTRY']._serialized_start=516
+  _globals['_PUBLISHREQUEST_LABELSENTRY']._serialized_end=561
+  _globals['_PUBLISHRESPONSE']._serialized_start=2895
+  _globals['_PUBLISHRESPONSE']._serialized_end=2957
+  _globals['_UNPUBLISHREQUEST']._serialized_start=2959
+  _globals['_UNPUBLISHREQUEST']._serialized_end=3009
+  _globals['_UNPUBLISHRESPONSE']._serialized_start=3011
+  _globals['_UNPUBLISHRESPONSE']._serialized_end=3030
+  _globals['_UPDATEPUBLICATIONREQUEST']._serialized_start=3033
+  _globals['_UPDATEPUBLICATIONREQUEST']._serialized_end=3328
+  _globals['_UPDATEPUBLICATIONREQUEST_LABELS']._serialized_start=3183
+  _globals['_UPDATEPUBLICATIONREQUEST_LABELS']._serialized_end=3328
+  _globals['_UPDATEPUBLICATIONREQUEST_LABELS_LABELSENTRY']._serialized_start=516
+  _globals['_UPDATEPUBLICATIONREQUEST_LABELS_LABELSENTRY']._serialized_end=561
+  _globals['_UPDATEPUBLICATIONRESPONSE']._serialized_start=3330
+  _globals['_UPDATEPUBLICATIONRESPONSE']._serialized_end=3402
+  _globals['_LISTPUBLICATIONSREQUEST']._serialized_start=3404
+  _globals['_LISTPUBLICATIONSREQUEST']._serialized_end=3497
+  _globals['_LISTPUBLICATIONSRESPONSE']._serialized_start=3499
+  _globals['_LISTPUBLICATIONSRESPONSE']._serialized_end=3596
+  _globals['_SNAPSHOTSERVICE']._serialized_start=3599
+  _globals['_SNAPSHOTSERVICE']._serialized_end=4603
 # @@protoc_insertion_point(module_scope)

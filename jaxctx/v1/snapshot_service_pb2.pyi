@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
+import jaxctx.v1.content_pb2
 import jaxctx.v1.context_pb2
 import jaxctx.v1.lifetime_pb2
 import jaxctx.v1.snapshot_pb2
@@ -44,6 +45,8 @@ class SaveRequest(google.protobuf.message.Message):
     OVERWRITE_VERSION_FIELD_NUMBER: builtins.int
     TTL_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    ATTACHMENT_FIELD_NUMBER: builtins.int
+    MAX_VERSIONS_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """The context."""
     name: builtins.str
@@ -55,6 +58,14 @@ class SaveRequest(google.protobuf.message.Message):
     overwrite_version: builtins.int
     """The number of the latest version, which the new one replaces as the latest. The old one is kept as history; a server
     may limit the history, and then drops the oldest version. Any other number gives ABORTED (VERSION_MISMATCH).
+    """
+    attachment: builtins.bytes
+    """Bytes of the caller's that belong to the version: up to 4 MiB. They are kept, expire and are deleted with it, are as
+    durable as it is, and count for the tenant's quota of bytes. GetSnapshot returns them. Empty: none.
+    """
+    max_versions: builtins.int
+    """At most this many versions of the name are kept, the new one included, if the server's limit is not lower; the oldest
+    are dropped. 0: as many as the server's limit allows.
     """
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
@@ -73,9 +84,11 @@ class SaveRequest(google.protobuf.message.Message):
         overwrite_version: builtins.int | None = ...,
         ttl: jaxctx.v1.lifetime_pb2.Ttl | None = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        attachment: builtins.bytes = ...,
+        max_versions: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_overwrite_version", b"_overwrite_version", "overwrite_version", b"overwrite_version", "ttl", b"ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_overwrite_version", b"_overwrite_version", "context_id", b"context_id", "durable", b"durable", "labels", b"labels", "name", b"name", "overwrite_version", b"overwrite_version", "ttl", b"ttl"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_overwrite_version", b"_overwrite_version", "attachment", b"attachment", "context_id", b"context_id", "durable", b"durable", "labels", b"labels", "max_versions", b"max_versions", "name", b"name", "overwrite_version", b"overwrite_version", "ttl", b"ttl"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_overwrite_version", b"_overwrite_version"]) -> typing.Literal["overwrite_version"] | None: ...
 
 global___SaveRequest = SaveRequest
@@ -282,18 +295,26 @@ class GetSnapshotRequest(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    INCLUDE_ATTACHMENT_FIELD_NUMBER: builtins.int
+    INCLUDE_TOKENS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The snapshot."""
     version: builtins.int
     """Which version of it, from 1. Unset: the latest."""
+    include_attachment: builtins.bool
+    """Return the attachment."""
+    include_tokens: builtins.bool
+    """Return the tokens."""
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         version: builtins.int | None = ...,
+        include_attachment: builtins.bool = ...,
+        include_tokens: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_version", b"_version", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_version", b"_version", "name", b"name", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_version", b"_version", "include_attachment", b"include_attachment", "include_tokens", b"include_tokens", "name", b"name", "version", b"version"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_version", b"_version"]) -> typing.Literal["version"] | None: ...
 
 global___GetSnapshotRequest = GetSnapshotRequest
@@ -305,17 +326,27 @@ class GetSnapshotResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SNAPSHOT_FIELD_NUMBER: builtins.int
+    ATTACHMENT_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    attachment: builtins.bytes
+    """Its attachment, if that is asked for: exactly the bytes that were saved. One that is damaged gives DATA_LOSS."""
     @property
     def snapshot(self) -> jaxctx.v1.snapshot_pb2.Snapshot:
         """What is kept."""
+
+    @property
+    def tokens(self) -> jaxctx.v1.content_pb2.TokenIds:
+        """Its tokens, buffered ones included, if they are asked for."""
 
     def __init__(
         self,
         *,
         snapshot: jaxctx.v1.snapshot_pb2.Snapshot | None = ...,
+        attachment: builtins.bytes = ...,
+        tokens: jaxctx.v1.content_pb2.TokenIds | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["snapshot", b"snapshot"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["snapshot", b"snapshot"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["snapshot", b"snapshot", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "snapshot", b"snapshot", "tokens", b"tokens"]) -> None: ...
 
 global___GetSnapshotResponse = GetSnapshotResponse
 

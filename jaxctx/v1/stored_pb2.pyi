@@ -86,6 +86,7 @@ class StoredVersion(google.protobuf.message.Message):
     SALT_FIELD_NUMBER: builtins.int
     MANUAL_COMMIT_FIELD_NUMBER: builtins.int
     CONTEXT_ID_FIELD_NUMBER: builtins.int
+    ATTACHMENT_BYTES_FIELD_NUMBER: builtins.int
     version: builtins.int
     """1, 2, and so on."""
     parent_version: builtins.int
@@ -116,6 +117,8 @@ class StoredVersion(google.protobuf.message.Message):
     """Whether the context commits pages only by CommitPages."""
     context_id: builtins.str
     """The context that was saved."""
+    attachment_bytes: builtins.int
+    """Bytes of its attachment. 0: none."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """The caller's notes."""
@@ -139,9 +142,10 @@ class StoredVersion(google.protobuf.message.Message):
         salt: builtins.str = ...,
         manual_commit: builtins.bool = ...,
         context_id: builtins.str = ...,
+        attachment_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_ttl_s", b"_ttl_s", "expires_at", b"expires_at", "ttl_s", b"ttl_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_ttl_s", b"_ttl_s", "context_id", b"context_id", "created_at", b"created_at", "expires_at", b"expires_at", "labels", b"labels", "manifest", b"manifest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "sliding", b"sliding", "tokens", b"tokens", "ttl_s", b"ttl_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_ttl_s", b"_ttl_s", "attachment_bytes", b"attachment_bytes", "context_id", b"context_id", "created_at", b"created_at", "expires_at", b"expires_at", "labels", b"labels", "manifest", b"manifest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "sliding", b"sliding", "tokens", b"tokens", "ttl_s", b"ttl_s", "version", b"version"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expires_at", b"_expires_at"]) -> typing.Literal["expires_at"] | None: ...
     @typing.overload
@@ -189,6 +193,9 @@ class StoredManifest(google.protobuf.message.Message):
     PAGE_CHECKSUMS_FIELD_NUMBER: builtins.int
     PAGE_PACKS_FIELD_NUMBER: builtins.int
     PAGE_OFFSETS_FIELD_NUMBER: builtins.int
+    ATTACHMENT_PACK_FIELD_NUMBER: builtins.int
+    ATTACHMENT_BYTES_FIELD_NUMBER: builtins.int
+    ATTACHMENT_CHECKSUM_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Its own id."""
     identity: builtins.bytes
@@ -217,13 +224,19 @@ class StoredManifest(google.protobuf.message.Message):
     """Of each page: its key, 32 bytes (SHA-256 over the chain of tokens)."""
     page_checksums: builtins.bytes
     """Of each page: xxh3-128 of its data, 16 bytes, big-endian."""
+    attachment_pack: builtins.str
+    """`packs/<id>`: the object that holds the attachment and nothing else. Empty: there is no attachment."""
+    attachment_bytes: builtins.int
+    """Bytes of the attachment."""
+    attachment_checksum: builtins.bytes
+    """Of the attachment: xxh3-128, 16 bytes, big-endian."""
     @property
     def attention_overrides(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.bytes]:
         """Attention overrides, by index, of the tokens that were not computed in the default way."""
 
     @property
     def packs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """`packs/<id>`: the files that hold the pages, one page after the other."""
+        """`packs/<id>`: the objects that hold the pages, one page after the other."""
 
     @property
     def page_packs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -254,7 +267,10 @@ class StoredManifest(google.protobuf.message.Message):
         page_checksums: builtins.bytes = ...,
         page_packs: collections.abc.Iterable[builtins.int] | None = ...,
         page_offsets: collections.abc.Iterable[builtins.int] | None = ...,
+        attachment_pack: builtins.str = ...,
+        attachment_bytes: builtins.int = ...,
+        attachment_checksum: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attention_overrides", b"attention_overrides", "committed_pages", b"committed_pages", "id", b"id", "identity", b"identity", "kv_dtype", b"kv_dtype", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "packs", b"packs", "page_bytes", b"page_bytes", "page_checksums", b"page_checksums", "page_keys", b"page_keys", "page_offsets", b"page_offsets", "page_packs", b"page_packs", "page_size", b"page_size", "salt", b"salt", "seq_len", b"seq_len", "tokens", b"tokens", "working_tokens", b"working_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attachment_bytes", b"attachment_bytes", "attachment_checksum", b"attachment_checksum", "attachment_pack", b"attachment_pack", "attention_overrides", b"attention_overrides", "committed_pages", b"committed_pages", "id", b"id", "identity", b"identity", "kv_dtype", b"kv_dtype", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "packs", b"packs", "page_bytes", b"page_bytes", "page_checksums", b"page_checksums", "page_keys", b"page_keys", "page_offsets", b"page_offsets", "page_packs", b"page_packs", "page_size", b"page_size", "salt", b"salt", "seq_len", b"seq_len", "tokens", b"tokens", "working_tokens", b"working_tokens"]) -> None: ...
 
 global___StoredManifest = StoredManifest

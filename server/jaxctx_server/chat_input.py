@@ -7,6 +7,7 @@ is parsed here, strictly: what no JSON text can hold (NaN, numbers beyond a doub
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jaxctx.errors import InvalidArgument
@@ -22,12 +23,16 @@ class NotJson(ValueError):
     """A text is not the JSON that is wanted; the text of the error says why."""
 
 
-def template_messages(chat: ChatMessages) -> list[Json]:
-    """Messages as templates read them. Raises InvalidArgument naming the field of arguments that are no JSON object."""
-    return [template_message(f"messages.messages[{place}]", message) for place, message in enumerate(chat.messages)]
+def template_messages(chat: ChatMessages, template_call_id: Callable[[str], str] = str) -> list[Json]:
+    """Messages as templates read them, with ids of calls as `template_call_id` makes them.
+
+    Raises InvalidArgument naming the field of arguments that are no JSON object.
+    """
+    messages = enumerate(chat.messages)
+    return [template_message(f"messages.messages[{place}]", each, template_call_id) for place, each in messages]
 
 
-def template_message(path: str, message: ChatMessage) -> Json:
+def template_message(path: str, message: ChatMessage, template_call_id: Callable[[str], str]) -> Json:
     """One message. Keys beside `role` and `content` are there only if the message has something for them."""
     fields: Json = {"role": message.role, "content": message.content}
     if message.reasoning:
@@ -35,21 +40,29 @@ def template_message(path: str, message: ChatMessage) -> Json:
     if message.name:
         fields["name"] = message.name
     if message.tool_call_id:
-        fields["tool_call_id"] = message.tool_call_id
+        fields["tool_call_id"] = template_call_id(message.tool_call_id)
     if message.tool_calls:
-        calls = enumerate(message.tool_calls)
-        fields["tool_calls"] = [template_tool_call(f"{path}.tool_calls[{place}]", call) for place, call in calls]
+        fields["tool_calls"] = [
+            template_tool_call(f"{path}.tool_calls[{place}]", call, template_call_id)
+            for place, call in enumerate(message.tool_calls)
+        ]
     return fields
 
 
-def template_tool_call(path: str, call: ToolCall) -> Json:
+def template_tool_call(path: str, call: ToolCall, template_call_id: Callable[[str], str]) -> Json:
     """A call, with its arguments as an object."""
     arguments = parse_object(f"{path}.arguments", call.arguments) if call.arguments else {}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": template_call_id(call.id), "type": "function", "function": function}
 
 
 def template_options(chat: ChatMessages, template: ChatTemplate) -> TemplateOptions:
-    """Tools and further variables. Raises InvalidArgument naming the field that is no such object."""
+    """Tools and further variables.
+
+    Raises InvalidArgument naming the field that is no such object, or `tools` if the template would not write them.
+    """
+    if chat.tools and not template.reads_tools:
+        raise InvalidArgument.field("messages.tools", "the model's chat template knows no tools")
     tools = [parse_tool(f"messages.tools[{place}]", text) for place, text in enumerate(chat.tools)]
     return TemplateOptions(
         tools=tools or None,

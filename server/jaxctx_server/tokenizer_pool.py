@@ -9,9 +9,10 @@ of the answer before them (`jaxctx.model.text.turns`).
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -63,6 +64,15 @@ class MiddleOfSequence:
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class OutputFormats:
+    """How a model writes calls of tools and its thoughts, by the names of `jaxctx.model.text.tool_calls`."""
+
+    tool_calls: str  # empty: not known
+    reasoning: str  # empty: not at all
+    special_markers: Mapping[str, int]  # marks of these formats that are special tokens, with their ids
+
+
 class TokenizerPool:
     """Tokenizer and chat template of one model. Used on the event loop; threads do what takes long.
 
@@ -72,6 +82,11 @@ class TokenizerPool:
     def __init__(self, text: ModelText, limits: Limits) -> None:
         self._text = text
         self._limits = limits
+        self.formats = OutputFormats(
+            tool_calls="" if text.tool_call_format is None else text.tool_call_format.name,
+            reasoning="" if text.reasoning_format is None else text.reasoning_format.name,
+            special_markers=text.special_markers(),
+        )
         self._template_is_slow = False  # its last rendering took longer than the event loop may be held up
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="jaxctx-text")
         self._long_thread = ThreadPoolExecutor(1, thread_name_prefix="jaxctx-long-text")
@@ -122,6 +137,14 @@ class TokenizerPool:
         decode = partial(self._text.tokenizer.decode, tokens, skip_special_tokens=skip_special_tokens)
         return await self._run(len(tokens), decode)
 
+    async def entries(self, tokens: Sequence[int]) -> list[str]:
+        """The entries of the vocabulary that tokens are."""
+        return await self._run(len(tokens), partial(self._text.tokenizer.entries, tokens))
+
+    def config_json(self) -> str:
+        """What the model's directory says about its tokenizer and chat template, a JSON object."""
+        return self._text.config_json
+
     async def render(self, chat: ChatMessages) -> RenderedChat:
         """Messages as the chat template writes them into an empty context, and the tokens of that, of any number."""
         text = await self._render(chat)
@@ -146,7 +169,7 @@ class TokenizerPool:
             template,
             self._text.tokenizer,
             held,
-            template_messages(chat),
+            template_messages(chat, self._template_call_id),
             asks=asks_for_answer(chat),
             options=template_options(chat, template),
         )
@@ -163,7 +186,18 @@ class TokenizerPool:
 
     async def _render(self, chat: ChatMessages) -> str:
         """Messages as the template writes them by themselves, and the opening of an answer if one is asked for."""
-        return await self._run_template(chat_size(chat), partial(write_alone, self._template(), chat))
+        return await self._run_template(chat_size(chat), partial(self._write_alone, self._template(), chat))
+
+    def _write_alone(self, template: ChatTemplate, chat: ChatMessages) -> str:
+        """Messages as the template writes them into an empty context."""
+        messages = template_messages(chat, self._template_call_id)
+        options = template_options(chat, template)
+        return template.render(messages, add_generation_prompt=asks_for_answer(chat), options=options)
+
+    def _template_call_id(self, call_id: str) -> str:
+        """An id of a call in the form that the template takes."""
+        tool_calls = self._text.tool_call_format
+        return call_id if tool_calls is None else tool_calls.template_call_id(call_id)
 
     def _template(self) -> ChatTemplate:
         if self._text.chat_template is None:
@@ -204,12 +238,6 @@ def run_limited(work: Callable[[], T], cpu_s: float) -> T:
     """The result of `work`, which renders a template. Raises TooMuchWork if it takes more processor time than this."""
     with rendering(cpu_s):
         return work()
-
-
-def write_alone(template: ChatTemplate, chat: ChatMessages) -> str:
-    """Messages as the template writes them into an empty context."""
-    options = template_options(chat, template)
-    return template.render(template_messages(chat), add_generation_prompt=asks_for_answer(chat), options=options)
 
 
 def asks_for_answer(chat: ChatMessages) -> bool:

@@ -29,6 +29,7 @@ from jaxctx.types import (
     GeneratePiece,
     GenerateRequest,
     GetContextResult,
+    GetSnapshotResult,
     OpenRequest,
     PlanResult,
     Publication,
@@ -86,6 +87,11 @@ STATS = EngineStats(
     expired=0,
     tokens_drafted=0,
     tokens_accepted=0,
+    tokens_queried=10,
+    prompt_tokens=12,
+    requests_admitted=2,
+    queue_seconds=0.5,
+    step_seconds=0.25,
 )
 EXPIRY = Expiry(at=utc_datetime(1_700_000_600.5), seconds=300.25, sliding=True)
 SNAPSHOT = Snapshot(
@@ -380,6 +386,21 @@ class FakeEngine:
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
         self._enter("snapshot", caller, (name, version))
         return replace(SNAPSHOT, expiry=None, labels={})
+
+    async def inspect_snapshot(
+        self,
+        caller: Caller,
+        name: str,
+        version: int | None = None,
+        include_attachment: bool = False,
+        include_tokens: bool = False,
+    ) -> GetSnapshotResult:
+        self._enter("inspect_snapshot", caller, (name, version, include_attachment, include_tokens))
+        return GetSnapshotResult(
+            snapshot=replace(SNAPSHOT, expiry=None, labels={}),
+            attachment=b"attached\x00\xff" if include_attachment else b"",
+            tokens=TokenIds(ids=[5, 6, 7]) if include_tokens else None,
+        )
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
         self._enter("snapshots", caller, (prefix, page_token, limit))

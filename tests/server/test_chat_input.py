@@ -9,10 +9,11 @@ import pytest
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text import ChatTemplate
+from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx_server.chat_input import MAX_DEPTH, chat_size, template_messages, template_options
 
-TEMPLATE = ChatTemplate("x", special_tokens={"bos_token": "<s>"})
+TEMPLATE = ChatTemplate("{{ tools }}", special_tokens={"bos_token": "<s>"})
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 USER = [{"role": "user", "content": "c"}]
 
@@ -108,6 +109,21 @@ def test_tools_of_another_form(change: dict[str, Any], field: str) -> None:
 
 def test_a_tool_that_is_no_json() -> None:
     assert refused(ChatMessages(messages=USER, tools=["{"])) == ["messages.tools[0]"]
+
+
+def test_tools_that_the_template_would_not_write() -> None:
+    chat = ChatMessages(messages=USER, tools=[json.dumps(TOOL)])
+    with pytest.raises(InvalidArgument) as raised:
+        template_options(chat, ChatTemplate("{{ messages }} {{ other_tools_of }}"))
+    assert [violation.field for violation in raised.value.violations] == ["messages.tools"]
+
+
+def test_ids_of_calls_are_as_the_template_takes_them() -> None:
+    calling = {"role": "assistant", "tool_calls": [{"id": "call_1", "name": "f"}]}
+    chat = ChatMessages(messages=[calling, {"role": "tool", "tool_call_id": "call_1"}])
+    call, result = template_messages(chat, TOOL_CALL_FORMATS["mistral"].template_call_id)
+    assert call["tool_calls"][0]["id"] == result["tool_call_id"]
+    assert len(result["tool_call_id"]) == 9
 
 
 def test_no_tools_are_none() -> None:

@@ -10,11 +10,13 @@ sends the next step to the device; `process_output` applies a step's results whe
 """
 
 import logging
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +34,8 @@ from jaxctx.engine.core.forward_pass import attention_overrides, make_forward
 from jaxctx.engine.core.output import PRIMING_TOKENS, Output, OutputText
 from jaxctx.engine.core.output_stream import ResultFuture
 from jaxctx.engine.core.request import Request
+from jaxctx.engine.grammar.compiler import PreparedMatcher
+from jaxctx.engine.grammar.mask_worker import MaskWorker, MatcherStep, NextMask
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner.batch import write_batch
 from jaxctx.engine.runner.kv_transfer import KVTransfer
@@ -57,6 +61,14 @@ from jaxctx_kernels import build_attention_metadata
 log = logging.getLogger("jaxctx.engine")
 StepArrays: TypeAlias = tuple[Any, Any]  # logits of a custom-mask forward or None, and int32 [samples, words]
 MIN_WAIT_S = 0.05  # waiting requests are checked at most once in this time
+
+
+@dataclass(frozen=True, slots=True)
+class _SampledToken:
+    """A token that was sampled for an output with a format."""
+
+    request: Request
+    token: int
 
 
 class EngineCore:
@@ -90,6 +102,7 @@ class EngineCore:
             max_forward_outputs=largest_forward.samples,
             clock=deps.clock,
         )
+        self.masks = MaskWorker()
         self.quotas = Quotas(config)
         self.lifecycle = ContextLifecycle(self.cache, self.scheduler, self.quotas, deps.wall_clock)
         self.contexts = ContextOperations(
@@ -98,7 +111,9 @@ class EngineCore:
         self.draining = False
         self.steps = 0
         self.tokens_generated = 0
+        self.prompt_tokens = 0  # that fills and forwards appended
         self._events: deque[SchedulerEvent] = deque()  # returned by the scheduler, not carried out yet
+        self._post: Callable[[Callable[[], object]], None] = _run_at_once
 
     # Requests.
 
@@ -109,6 +124,7 @@ class EngineCore:
         context = self._context_to_append(caller, context_id, tokens)
         self.cache.append(context, tokens)
         if defer or context.length == 0 or not (context.buffered_tokens or context.suspended):
+            self.prompt_tokens += len(tokens)
             self.lifecycle.notify_changed(context)
             return FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context))
         return self._submit(Request(context, caller, reply, appended_tokens=len(tokens)))
@@ -127,11 +143,12 @@ class EngineCore:
         index: int,
         reply: ResultFuture,
         resumed: OutputText | None = None,
+        prepared: PreparedMatcher | None = None,
     ) -> Request:
         """Continue one context. The outputs of a request with n > 1 come here one by one, each with its fork's id.
 
         `resumed` is the text of an output that is resumed. Its tokens, those of `output_so_far`, must still be the last
-        ones of the context.
+        ones of the context. `prepared` is the matcher of an output with a format.
         """
         context = self._context_to_generate(caller, request, context_id)
         if context.length == 0:
@@ -151,8 +168,8 @@ class EngineCore:
         seed = request.sampling.seed
         seed = self.deps.new_seed() if seed is None else derive_seed(seed, index)
         max_tokens = min(request.max_tokens or self.config.default_max_tokens, text.tokens + free_tokens)
-        output = Output(request, index, context, text, seed, max_tokens)
-        may_draft = self.config.draft_tokens > 0 and not output.sampler.needs_history
+        output = Output(request, index, context, text, seed, max_tokens, prepared)
+        may_draft = self.config.draft_tokens > 0 and not output.sampler.needs_history and prepared is None
         prompt_lookup = PromptLookup() if may_draft else None
         return self._submit(Request(context, caller, reply, output, prompt_lookup))
 
@@ -202,6 +219,7 @@ class EngineCore:
             if request.appended_tokens:
                 truncate(self.cache, context, request.appended_tokens)
             raise
+        self.prompt_tokens += request.appended_tokens
         self._carry_out_events(events)
         self.lifecycle.notify_changed(context)
         return request
@@ -330,6 +348,9 @@ class EngineCore:
         packed, views = self.runner.make_step_inputs(shape)
         segments = write_batch(batch, views, self.config.page_size)
         build_attention_metadata(segments, shape.metadata, views.metadata)
+        masks = _masks_of(batch)
+        if masks:
+            self.runner.load_allowed(masks)
         return batch, self.runner.run(shape, packed, logits=batch.wants_logits)
 
     def schedule(self) -> Batch | None:
@@ -367,6 +388,7 @@ class EngineCore:
     def process_output(self, batch: Batch, arrays: StepArrays) -> None:
         """Apply a step's results, as numpy arrays: contexts grow, readers get pieces, finished requests end."""
         logits, packed = arrays
+        sampled_by_tenant: dict[str, list[_SampledToken]] = {}  # tokens of outputs that go on and have a format
         sampled = read_output(packed)
         for scheduled in self.scheduler.process_output(batch):
             request = scheduled.request
@@ -376,9 +398,41 @@ class EngineCore:
                     self._take_forward_answers(scheduled, logits, sampled)
                 elif scheduled.output_positions:
                     self._take_samples(scheduled, sampled)
-            except Exception:  # of one request's text or reply; its neighbours must not notice
-                log.exception("a request failed")
+                    if request.awaits_mask and not request.ended:
+                        token = _SampledToken(request, int(sampled.tokens[scheduled.sample_offset]))
+                        sampled_by_tenant.setdefault(request.tenant, []).append(token)
+            except Exception as exception:  # of one request's text or reply; its neighbours must not notice
+                # Without the exception's message, which may quote the request.
+                stack = "".join(traceback.format_tb(exception.__traceback__))
+                log.error("a request failed with %s:\n%s", type(exception).__name__, stack)
                 self.fail(request, errors.Internal("this request failed inside the server"))
+        for tenant, tokens in sampled_by_tenant.items():
+            self._compute_masks(tenant, tokens)
+
+    def _compute_masks(self, tenant: str, tokens: Sequence[_SampledToken]) -> None:
+        """Let the matchers of these outputs of one tenant take their tokens; `take_masks` gets the result."""
+        steps: list[MatcherStep] = []
+        for each in tokens:
+            assert each.request.output is not None
+            assert each.request.output.matcher is not None
+            steps.append(MatcherStep(each.request.output.matcher, each.token))
+        requests = [each.request for each in tokens]
+
+        def done(masks: Sequence[NextMask]) -> None:  # on another thread
+            self._post(partial(self.take_masks, requests, masks))
+
+        self.masks.submit(tenant, steps, done)
+
+    def take_masks(self, requests: Sequence[Request], masks: Sequence[NextMask]) -> None:
+        """Let requests go on of which it is known now what may come next; one that cannot go on ends with its error."""
+        for request, mask in zip(requests, masks, strict=True):
+            if request.ended:
+                continue
+            if isinstance(mask, JaxctxError):
+                self.fail(request, mask)
+                continue
+            assert request.output is not None
+            request.output.next_mask = mask
 
     def _take_forward_answers(self, scheduled: ScheduledRequest, logits: Any, sampled: Sampled) -> None:
         """Apply computed rows of a fill, opening or forward; its last rows end it."""
@@ -408,9 +462,11 @@ class EngineCore:
         assert output is not None
         self.cache.append(request.context, [int(sampled.tokens[row])])
         self.tokens_generated += 1
+        is_first = output.tokens == output.request.resume_tokens
         piece = output.push(sampled, row)
         if piece.finish is None:
-            request.reply.add_piece(piece)
+            output.next_mask = None  # it was for this token
+            request.reply.add_piece(replace(piece, usage=request.usage()) if is_first else piece)
             return
         self.end(request)
         self.scheduler.observe_output(request)
@@ -419,6 +475,10 @@ class EngineCore:
         request.reply.set_result(None)
 
     # For the step loop.
+
+    def on_masks(self, post: Callable[[Callable[[], object]], None]) -> None:
+        """Call `post`, from any thread, with what the step thread is to do when masks of outputs are known."""
+        self._post = post
 
     def on_arrival(self, wake: Callable[[], None]) -> None:
         """Call `wake`, from any thread, whenever a page has arrived in host memory or is lost."""
@@ -429,8 +489,9 @@ class EngineCore:
         return self.runner.count_compilations()
 
     def close(self) -> None:
-        """Stop the threads that move pages. The step thread has ended."""
+        """Stop the threads that move pages and compute masks. The step thread has ended."""
         self.transfers.close()
+        self.masks.close()
 
     def stats(self) -> EngineStats:
         """Load and memory now; `snapshots` is 0, as the store counts them."""
@@ -462,4 +523,23 @@ class EngineCore:
             expired=self.lifecycle.expired,
             tokens_drafted=scheduler.tokens_drafted,
             tokens_accepted=scheduler.tokens_accepted,
+            tokens_queried=scheduler.tokens_queried,
+            prompt_tokens=self.prompt_tokens,
+            requests_admitted=scheduler.requests_admitted,
+            queue_seconds=scheduler.queue_seconds,
+            step_seconds=scheduler.step_seconds,
         )
+
+
+def _masks_of(batch: Batch) -> list[tuple[int, np.ndarray]]:
+    """For each request of a step that samples a token of an output with a format: its slot, and what it may sample."""
+    masks: list[tuple[int, np.ndarray]] = []
+    for scheduled in batch.scheduled:
+        output = scheduled.request.output
+        if scheduled.output_positions and output is not None and output.next_mask is not None:
+            masks.append((scheduled.request.slot, output.next_mask))
+    return masks
+
+
+def _run_at_once(command: Callable[[], object]) -> None:
+    command()

@@ -28,7 +28,8 @@ class Sampler:
         """`seed` has 64 bits: equal seeds draw equally at equal positions, in any batch. `first`: its first index."""
         sampling = request.sampling
         self.seed = seed
-        self._may_stop_at = first + request.min_tokens
+        # The mask of a constrained output leaves stop tokens out itself, where anything else can follow.
+        self._may_stop_at = 0 if request.output_format is not None else first + request.min_tokens
         self._words = row_words(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -40,6 +41,7 @@ class Sampler:
             seed=seed,
             biased=bool(sampling.logit_bias),
             logprobs=request.logprobs,
+            constrained=request.output_format is not None,
         )
         self._words_before_stop = self._words.copy()
         self._words_before_stop.view(ROW)["suppress"] = True  # no stop token may be drawn

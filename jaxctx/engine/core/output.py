@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from jaxctx.cache.context_cache import Context
 from jaxctx.engine.core.forward_pass import Sampler
+from jaxctx.engine.grammar.compiler import PreparedMatcher
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import Detokenizer, ModelText, StopMatcher
@@ -30,7 +31,10 @@ class OutputText:
 
         Raises FailedPrecondition if these end the output.
         """
-        self.stop_ids = tuple(dict.fromkeys([*request.stop_token_ids, *(() if request.ignore_eos else text.eos_ids)]))
+        # Of an output with a format, also ignored ones: they come only where nothing else can follow.
+        self._always_ends = () if request.output_format is None else text.eos_ids
+        eos_ids = text.eos_ids if self._always_ends or not request.ignore_eos else ()
+        self.stop_ids = tuple(dict.fromkeys([*request.stop_token_ids, *eos_ids]))
         self.resumed = tuple(resumed)
         self.tokens = 0
         self._request = request
@@ -48,7 +52,7 @@ class OutputText:
         """
         self.tokens += 1
         may_stop = self.tokens > self._request.min_tokens
-        if may_stop and token in self.stop_ids:
+        if (may_stop and token in self.stop_ids) or token in self._always_ends:
             text = self._matcher.finish()
             if self._request.include_stop:
                 text += self._detokenizer.push([token])
@@ -67,15 +71,32 @@ class Output:
     """One output of a generation: its sampler, its text, how many tokens it has and may have."""
 
     def __init__(
-        self, request: GenerateRequest, index: int, context: Context, text: OutputText, seed: int, max_tokens: int
+        self,
+        request: GenerateRequest,
+        index: int,
+        context: Context,
+        text: OutputText,
+        seed: int,
+        max_tokens: int,
+        prepared: PreparedMatcher | None = None,
     ) -> None:
-        """`max_tokens` is above the number of tokens that `text` has, which are the context's last ones."""
+        """`max_tokens` is above the number of tokens that `text` has, which are the context's last ones.
+
+        `prepared` is the matcher of an output with a format, which has taken these tokens.
+        """
         self.request = request
+        self.matcher = None if prepared is None else prepared.matcher
+        self.next_mask = None if prepared is None else prepared.mask  # of a matcher; None: it is still computed
         self.sampler = Sampler(request, seed, first=context.length - text.tokens)
         self.max_tokens = max_tokens
         self._index = index
         self._context_id = context.id
         self._text = text
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether it is not known yet which tokens its format allows next."""
+        return self.matcher is not None and self.next_mask is None
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

@@ -160,11 +160,12 @@ class OutputStream(ResultFuture):
 
 
 def _join(pieces: list[GeneratePiece]) -> GeneratePiece:
-    """Consecutive pieces of one output as one. Only the last can have what ends an output."""
+    """Consecutive pieces of one output as one. Only the last can have what ends an output, and the first its usage."""
     if len(pieces) == 1:
         return pieces[0]
     return replace(
         pieces[-1],
+        usage=pieces[-1].usage or pieces[0].usage,
         text="".join(piece.text for piece in pieces),
         token_ids=[token for piece in pieces for token in piece.token_ids],
         logprobs=[logprob for piece in pieces for logprob in piece.logprobs],

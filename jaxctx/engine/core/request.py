@@ -78,6 +78,7 @@ class Request:
     ended: bool = False
     prefix_owner: "Request | None" = None  # computes a page that this request needs, which waits for it meanwhile
     demand: Demand = NO_DEMAND  # expected rows and tokens, judged when the request was submitted
+    submitted_at: float = 0.0  # when it came, by the clock of deadlines
     start_by: float = math.inf  # if it still waits at this time of the deadline clock, its deadline is checked again
 
     @property
@@ -102,6 +103,16 @@ class Request:
     def backpressured(self) -> bool:
         """Whether its reader is too far behind to take more."""
         return self.reply.backpressured()
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether its next row must wait until it is known which tokens the output's format allows behind it."""
+        return self.output is not None and self.output.awaits_mask
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether it has no rows for the next step, whatever its progress."""
+        return self.backpressured or self.awaits_mask
 
     @property
     def has_certain_length(self) -> bool:
@@ -160,6 +171,8 @@ class Request:
     def next_standard_rows(self, limit: int) -> int:
         """Standard rows that could go into the next step, up to `limit`."""
         end = min(self.dispatch_end, self.next_position + limit)
+        if self.output is not None and self.output.matcher is not None:
+            end = min(end, self.context.length)  # the host must know a token before the one after it is sampled
         if not self.custom_mask_rows:
             return max(end - self.next_position, 0)
         for index in range(self.next_position, end):

@@ -41,6 +41,7 @@ class StepLoop:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         core.on_arrival(self.wake)
+        core.on_masks(self.post_if_running)
         self.callbacks = CallbackQueue()
         self.failure: Future[str] = Future()  # set after an error from which the engine cannot recover
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()

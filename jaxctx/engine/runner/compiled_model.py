@@ -17,7 +17,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import page_functions
 from jaxctx.engine.runner.step import KVCache, Pools, StepShape, make_step
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import SlotState, load_slot, slot_state
+from jaxctx.model.sampling import SlotState, allowed_words, load_allowed, load_slot, slot_state
 from jaxctx.model.sharding import KV_POOL_AXES, TENSOR, logical_sharding
 from jaxctx_kernels import kv_pages_struct, metadata_shape, select_kernel
 
@@ -29,6 +29,7 @@ class StateFunction(enum.Enum):
     SAVE_PAGES = "page save"
     LOAD_PAGES = "page load"
     LOAD_SLOT = "slot load"
+    LOAD_ALLOWED = "mask load"
 
     def __str__(self) -> str:
         return self.value
@@ -40,6 +41,7 @@ Function: TypeAlias = StepShape | StateFunction
 CUSTOM_MASK_SIZES = ((4, 4), (64, 16))  # rows and outputs of custom-mask steps, ascending
 ONE_ROW = (1,) if jax.__version_info__ >= (0, 11) else ()  # a step on CPUs; slower than a padded one in JAX 0.10
 MAX_PAGES_PER_CALL = 16
+MAX_MASKS_PER_CALL = 8
 
 
 class CompiledModel:
@@ -70,6 +72,7 @@ class CompiledModel:
         longest_first = reversed(self.shapes + self.custom_mask_shapes)
         self.functions: tuple[Function, ...] = (*longest_first, *StateFunction)
         self.pages_per_call = min(config.moving_pages, MAX_PAGES_PER_CALL)  # a call for fewer is padded, at equal cost
+        self.masks_per_call = min(config.max_batch, MAX_MASKS_PER_CALL)  # a call for fewer is padded
         self.page = page_functions.page_struct(model.kv.layers, self.pools)
         self.host_sharding = page_functions.host_sharding(self.page.sharding)
         """Where pages lie that left the device."""
@@ -96,6 +99,9 @@ class CompiledModel:
             case StateFunction.LOAD_SLOT:
                 words = self._int32(1 + 2 * self._model.vocab_size)
                 return jax.jit(load_slot, donate_argnums=0).lower(self.state, words)
+            case StateFunction.LOAD_ALLOWED:
+                words = self._int32(self.masks_per_call, 1 + allowed_words(self._model.vocab_size))
+                return jax.jit(load_allowed, donate_argnums=0).lower(self.state, words)
 
     def _make_pools(self) -> Pools:
         """One K and one V array a layer, page 0 of each being scratch.

@@ -80,6 +80,7 @@ class ModelRunner:
         self.copy_pages([0], [0])
         self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, np.zeros(0, np.int32), np.zeros(0, np.int32), {}, ())
+        self.load_allowed([(self._config.max_batch, np.zeros(self._compiled_model.state.allowed.shape[1], np.int32))])
         jax.block_until_ready((self._pools, self._state))
 
     def select_bucket(self, rows: int, outputs: int = 0) -> StepShape:
@@ -172,6 +173,16 @@ class ModelRunner:
         vocab_size = self._compiled_model.state.bias.shape[1]
         words = slot_words(slot, vocab_size, prompt, output, bias, stops)
         self._state = self._compiled[StateFunction.LOAD_SLOT](self._state, self._put(words))
+
+    def load_allowed(self, masks: Sequence[tuple[int, Int32[np.ndarray, " words"]]]) -> None:
+        """Tell slots which tokens the next step may sample for them: pairs of a slot and its mask, see `SlotState`."""
+        per_call = self._compiled_model.masks_per_call
+        for start in range(0, len(masks), per_call):
+            words = np.zeros((per_call, 1 + self._compiled_model.state.allowed.shape[1]), np.int32)
+            words[:, 0] = self._config.max_batch  # padding goes to the slot of nobody
+            for row, (slot, mask) in enumerate(masks[start : start + per_call]):
+                words[row, 0], words[row, 1:] = slot, mask
+            self._state = self._compiled[StateFunction.LOAD_ALLOWED](self._state, self._put(words))
 
     def _page_id_calls(self, pages: Sequence[int]) -> Iterator[tuple[int, jax.Array]]:
         """Page ids in parts that one call moves: where each part starts, and its ids, padded with the scratch page.

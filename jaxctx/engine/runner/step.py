@@ -22,7 +22,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxctx_kernels as kernels
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, Sampled, SlotState, sample, unpack_rows
+from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, Sampled, SlotState, sample, unpack_bits, unpack_rows
 from jaxctx.model.sharding import TENSOR
 
 _FORMATS = ["<i4", "<f4", f"{TOP_LOGPROBS}<i4", f"{TOP_LOGPROBS}<f4"]
@@ -103,8 +103,7 @@ def unpack_inputs(packed: Any, shape: StepShape) -> StepInputs:
 
 def unpack_mask(words: jax.Array) -> jax.Array:
     """Bool `[rows, 32 * mask_words]` of int32 `[rows, mask_words]`: whether a row sees an index."""
-    bits = words[:, :, None] >> jnp.arange(32) & 1  # lowest first
-    return (bits != 0).reshape(len(words), -1)
+    return unpack_bits(words)
 
 
 class PagedAttention:

@@ -87,6 +87,7 @@ class Scheduler:
             clock,
         )
         self._custom_mask_next = False  # whose turn it is, where there are standard rows and custom-mask rows
+        self._step_seconds = 0.0  # that all processed steps took
         self._tokens_computed = 0
         self._tokens_drafted = 0
         self._tokens_accepted = 0
@@ -146,6 +147,10 @@ class Scheduler:
             tokens_accepted=self._tokens_accepted,
             preemptions=self._active.preemptions,
             suspensions=self._budget.suspensions,
+            tokens_queried=self._restoration.tokens_queried,
+            requests_admitted=self._admission.requests_admitted,
+            queue_seconds=self._admission.queue_seconds,
+            step_seconds=self._step_seconds,
         )
 
     # Requests come, change and go.
@@ -166,6 +171,7 @@ class Scheduler:
             if victim is None:
                 raise full
             self._active.fail(victim, full)
+        request.submitted_at = self._clock()
         self._active.add(request)
         return self._active.take_events()
 
@@ -256,7 +262,7 @@ class Scheduler:
         """Whether no step is in flight, and none can be made."""
         if self.num_in_flight:
             return False
-        return not any(request.rows_ready and not request.backpressured for request in self.running)
+        return not any(request.rows_ready and not request.must_wait for request in self.running)
 
     def _make_batch(self) -> Batch | None:
         """The next step, or None. Custom-mask and standard steps take turns."""
@@ -269,7 +275,7 @@ class Scheduler:
         """A step of custom-mask rows, of the first running request that has any; as many as one forward holds."""
         for request in self.running:
             rows = request.next_custom_mask_rows(self._max_forward_rows)
-            if rows and not request.backpressured:
+            if rows and not request.must_wait:
                 stop = request.next_position + rows
                 outputs = [index for index in request.forward.outputs if request.next_position <= index < stop]
                 if len(outputs) > self._max_forward_outputs:
@@ -290,7 +296,7 @@ class Scheduler:
         # The sort is stable: decoding rows first, each group first come, first served.
         for request in sorted(self.running, key=_is_prefilling):
             rows = request.next_standard_rows(row_limit - row)
-            if not rows or request.backpressured:
+            if not rows or request.must_wait:
                 continue
             scheduled = self._take_rows(request, row, rows, samples, drafts=drafts.get(request, ()))
             batch.append(scheduled)
@@ -300,7 +306,7 @@ class Scheduler:
 
     def _propose_drafts(self) -> Mapping[Request, Sequence[int]]:
         """Drafts by request, for the rows that would pad the next step, if all of its requests are decoding."""
-        ready = [each for each in self.running if each.next_standard_rows(1) and not each.backpressured]
+        ready = [each for each in self.running if each.next_standard_rows(1) and not each.must_wait]
         spare = self._config.padding(len(ready))
         if not spare or not all(request.is_decoding for request in ready):
             return {}
@@ -355,6 +361,7 @@ class Scheduler:
         now = self._clock()
         seconds = now - max(self._sent_at.popleft(), self._processed_at)
         self._processed_at = now
+        self._step_seconds += seconds
         decoding = decoding_rows = 0
         for scheduled in batch.scheduled:
             samples_one = scheduled.rows - len(scheduled.drafts) == 1 and len(scheduled.output_positions)

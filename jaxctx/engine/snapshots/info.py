@@ -25,6 +25,7 @@ def snapshot_info(version: SnapshotVersion, *, latest: bool) -> Snapshot:
         context_id=version.context_id,
         parent_version=version.parent_version,
         labels=version.labels,
+        attachment_bytes=version.attachment_bytes,
     )
 
 

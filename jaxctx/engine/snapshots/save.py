@@ -72,22 +72,25 @@ class SnapshotSaver:
             await self._loop.submit_request(partial(self._core.resume, caller, fork_of_context))
         version = await self._loop.call(self._contexts.describe_version, caller, request, fork_of_context, saving)
         self._under_way[saving] = version
-        self._check_quota(caller)
+        await self._check_quota(caller)
         if request.durable:
-            return await self._write(fork_of_context, version, request.overwrite_version)
-        return await self._put(fork_of_context, version, request.overwrite_version, hidden)
+            return await self._write(fork_of_context, version, request)
+        return await self._put(fork_of_context, version, request, hidden)
 
-    def _check_quota(self, caller: Caller) -> None:
+    async def _check_quota(self, caller: Caller) -> None:
         """Raises ResourceExhausted (QUOTA) if the tenant's snapshots and saves under way are too many or too large."""
         known = [version for version in self._under_way.values() if version is not None]
-        count, size_bytes = self._store.usage(caller.tenant, known)
+        # A tenant may have thousands of versions, which takes too long for the event loop. Of two saves that reach a
+        # limit together the first is accepted: what counts is what was under way when the call began.
+        count, size_bytes = await asyncio.to_thread(self._store.usage, caller.tenant, known)
         self._quotas.check_snapshots(count, size_bytes)
 
     async def _put(
-        self, fork: Context, version: SnapshotVersion, overwrite: int | None, hidden: list[Context]
+        self, fork: Context, version: SnapshotVersion, request: SaveRequest, hidden: list[Context]
     ) -> SnapshotVersion:
         """Keep a snapshot in memory: from then on the fork is the store's."""
-        version = await complete_or_undo(asyncio.to_thread(self._store.put, version, overwrite), self._forget)
+        putting = asyncio.to_thread(self._store.put, version, request.overwrite_version, request.max_versions or None)
+        version = await complete_or_undo(putting, self._forget)
         self._loop.post_if_running(partial(self._contexts.allow_suspension, fork))
         hidden.clear()
         return version
@@ -95,13 +98,19 @@ class SnapshotSaver:
     def _forget(self, version: SnapshotVersion) -> None:
         self._store.remove(version.tenant, version.name, version.version)
 
-    async def _write(self, fork: Context, version: SnapshotVersion, overwrite: int | None) -> SnapshotVersion:
+    async def _write(self, fork: Context, version: SnapshotVersion, request: SaveRequest) -> SnapshotVersion:
         """Store a durable snapshot; returns when it would survive a loss of power."""
         record = await self._loop.call(self._contexts.record, fork)
         writer = await complete_or_undo(asyncio.to_thread(self._store.begin, record), SnapshotWriter.abort)
         try:
             await self._write_pages(fork, writer)
-            return await asyncio.to_thread(writer.finish, version, overwrite)
+            return await asyncio.to_thread(
+                writer.finish,
+                version,
+                request.overwrite_version,
+                attachment=request.attachment,
+                max_versions=request.max_versions or None,
+            )
         except BaseException:
             await asyncio.shield(asyncio.to_thread(writer.abort))
             raise

@@ -21,7 +21,16 @@ from jaxctx.engine.snapshots.save import SnapshotSaver
 from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
 from jaxctx.engine.snapshots.store_calls import refresh_name
 from jaxctx.store import SnapshotStore, SnapshotVersion
-from jaxctx.types import FillResult, OpenRequest, Publication, RetentionUpdate, SaveRequest, Snapshot
+from jaxctx.types import (
+    FillResult,
+    GetSnapshotResult,
+    OpenRequest,
+    Publication,
+    RetentionUpdate,
+    SaveRequest,
+    Snapshot,
+    TokenIds,
+)
 
 log = logging.getLogger("jaxctx.engine")
 EXPIRY_INTERVAL_S = 1.0
@@ -80,13 +89,44 @@ class SnapshotService:
         return await self._opener.open(caller, request, take=True)
 
     async def snapshot(self, caller: Caller, name: str, version: int | None = None) -> Snapshot:
+        result = await self.inspect_snapshot(caller, name, version, include_attachment=False, include_tokens=False)
+        return result.snapshot
+
+    async def inspect_snapshot(
+        self, caller: Caller, name: str, version: int | None, include_attachment: bool, include_tokens: bool
+    ) -> GetSnapshotResult:
         await refresh_name(self._store, caller.tenant, name)
         found = self._store.get(caller.tenant, name, version)
         latest = self._store.get(caller.tenant, name)
-        return snapshot_info(found, latest=found.version == latest.version)
+        snapshot = snapshot_info(found, latest=found.version == latest.version)
+        if not include_attachment and not include_tokens:
+            return GetSnapshotResult(snapshot=snapshot)
+        if found.durable:
+            return await asyncio.to_thread(self._read_stored, found, snapshot, include_attachment, include_tokens)
+        tokens = None
+        if include_tokens:
+            tokens = TokenIds(ids=await self._loop.call(self._contexts.held_tokens, found))
+        return GetSnapshotResult(
+            snapshot=snapshot, attachment=found.attachment if include_attachment else b"", tokens=tokens
+        )
+
+    def _read_stored(
+        self, version: SnapshotVersion, snapshot: Snapshot, include_attachment: bool, include_tokens: bool
+    ) -> GetSnapshotResult:
+        """A durable version with its attachment or its tokens. Blocks."""
+        reader = self._store.open(version)
+        try:
+            return GetSnapshotResult(
+                snapshot=snapshot,
+                attachment=reader.attachment() if include_attachment else b"",
+                tokens=TokenIds(ids=reader.lineage.tokens.tolist()) if include_tokens else None,
+            )
+        finally:
+            reader.close()
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
-        found = self._store.list(caller.tenant, prefix, page_token, limit)
+        # A tenant may have thousands of names, which takes too long for the event loop.
+        found = await asyncio.to_thread(self._store.list, caller.tenant, prefix, page_token, limit)
         return [snapshot_info(version, latest=True) for version in found]
 
     async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:

@@ -85,6 +85,8 @@ class SnapshotContexts:
             salt=hidden.identity.salt,
             manual_commit=hidden.manual_commit,
             lifetime=self.lifecycle.new_lifetime(request.ttl),
+            attachment_bytes=len(request.attachment),
+            attachment=b"" if request.durable else request.attachment,
             held=None if request.durable else hidden,
             saving=saving,
             durable=False,  # not yet
@@ -120,14 +122,19 @@ class SnapshotContexts:
         """Close contexts, hidden ones or such as came to nothing, unless they are closed."""
         self.contexts.discard(contexts)
 
+    def held_tokens(self, version: SnapshotVersion) -> list[int]:
+        """The tokens of a snapshot in memory, buffered ones included.
+
+        Raises NotFound (SNAPSHOT_NOT_FOUND) if it is gone.
+        """
+        tokens: list[int] = np.asarray(_held(version).tokens()).tolist()
+        return tokens
+
     # Opening.
 
     def open_held(self, caller: Caller, request: OpenRequest, version: SnapshotVersion) -> Context:
         """A child of what a snapshot in memory holds. Raises NotFound (SNAPSHOT_NOT_FOUND) if that is gone."""
-        hidden = version.held
-        assert isinstance(hidden, Context)
-        if hidden.closed:
-            raise NotFound(f"no snapshot {request.name!r}", reason="SNAPSHOT_NOT_FOUND")
+        hidden = _held(version)
         (context,) = self.contexts.fork_context(hidden, [request.context_id], tenant=caller.tenant)
         return self.contexts.begin_opened(context, request, _snapshot_name(version))
 
@@ -170,6 +177,15 @@ class SnapshotContexts:
     def stage_page(self, missing: MissingPage, data: Future[PageData], on_drop: Callable[[], None]) -> None:
         """The page's data will come from `data`; `on_drop` is called when it is on the device, or not needed."""
         self.kv_transfer.stage(missing.host_slot, data, on_drop)
+
+
+def _held(version: SnapshotVersion) -> Context:
+    """What a snapshot in memory holds. Raises NotFound (SNAPSHOT_NOT_FOUND) if that is gone."""
+    hidden = version.held
+    assert isinstance(hidden, Context)
+    if hidden.closed:
+        raise NotFound(f"no snapshot {version.name!r}", reason="SNAPSHOT_NOT_FOUND")
+    return hidden
 
 
 def _snapshot_name(version: SnapshotVersion) -> str:

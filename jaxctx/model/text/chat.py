@@ -79,6 +79,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = partial(_strftime, clock)
         environment.globals.update(special_tokens or {})
         self.source = source
+        self.reads_tools = re.search(r"\btools\b", source) is not None
         self.reserved_names = SET_BY_SERVER | set(NAMES) | set(environment.globals)
         try:
             self._template = environment.compiled(source)

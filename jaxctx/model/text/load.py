@@ -1,5 +1,6 @@
 """Loads the text side of a checkpoint (tokenizer, chat template, special tokens) from the files beside its weights."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,8 +8,10 @@ from pathlib import Path
 
 from jaxctx.model.config import CheckpointError, Reader, from_hf, read_json
 from jaxctx.model.text.chat import ChatTemplate
+from jaxctx.model.text.sandbox import TooMuchWork
 from jaxctx.model.text.special import NAMES, add_tokens, named_tokens
 from jaxctx.model.text.tokenizer import Tokenizer, read_backend
+from jaxctx.model.text.tool_calls import ReasoningFormat, ToolCallFormat, reasoning_format, tool_call_format
 
 FILES = (
     "tokenizer_config.json",
@@ -28,6 +31,20 @@ class ModelText:
     chat_template: ChatTemplate | None
     bos_id: int | None
     eos_ids: tuple[int, ...]  # any of them ends an output
+    tool_call_format: ToolCallFormat | None = None  # in which the model writes calls of tools; None: not known
+    reasoning_format: ReasoningFormat | None = None  # in which it writes its thoughts
+    config_json: str = "{}"
+    """`tokenizer_config.json` of the directory, with the chat template that is used as `chat_template`."""
+
+    def special_markers(self) -> dict[str, int]:
+        """Marks of the two formats that are special tokens, with their ids: an output's text leaves them out unless it
+        is asked to include special tokens.
+        """
+        markers: list[str] = []
+        for each in (self.tool_call_format, self.reasoning_format):
+            markers += each.markers if each is not None else ()
+        ids = {marker: self.tokenizer.token_id(marker) for marker in markers}
+        return {marker: token for marker, token in ids.items() if token in self.tokenizer.special_ids}
 
 
 def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> ModelText:
@@ -51,7 +68,8 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
     if shape is not None:
         _check_fits(tokenizer, shape.vocab_size)
     special = {name: token.content for name, token in named.items() if name in NAMES}
-    template = _template(path, settings)
+    source = _template(path, settings)
+    template = None if source is None else ChatTemplate(source, special_tokens=special, clock=clock)
     bos_ids = _declared_ids("bos", generation, config) or _special_ids(tokenizer, special.get("bos_token"))
     eos_ids = _declared_ids("eos", generation, config) or _special_ids(tokenizer, special.get("eos_token"))
     if shape is not None:  # the defaults of the model family
@@ -59,10 +77,22 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
         eos_ids = eos_ids or tuple(shape.eos_token_ids)
     return ModelText(
         tokenizer=tokenizer,
-        chat_template=None if template is None else ChatTemplate(template, special_tokens=special, clock=clock),
+        chat_template=template,
         bos_id=next(iter(bos_ids), None),
         eos_ids=eos_ids,
+        config_json=json.dumps({**settings.raw, "chat_template": source}),
+        tool_call_format=tool_call_format(source, None if shape is None else shape.architecture),
+        reasoning_format=reasoning_format(source, _answer_opening(template)),
     )
+
+
+def _answer_opening(template: ChatTemplate | None) -> str | None:
+    """What the template writes before an answer; None if that is not known."""
+    try:
+        frame = None if template is None else template.frame
+    except TooMuchWork:
+        return None
+    return None if frame is None else frame.opening
 
 
 def _declared_ids(kind: str, generation: Reader, config: Reader) -> tuple[int, ...]:

@@ -82,6 +82,14 @@ class Tokenizer:
         """
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def entries(self, ids: Sequence[int]) -> list[str]:
+        """The entry of the vocabulary that each id is, as it is written there; "" for ids that it lacks."""
+        return [self._backend.id_to_token(token) or "" for token in ids]
+
+    def to_json(self) -> str:
+        """What `tokenizer.json` would say of it, added tokens included."""
+        return self._backend.to_str()
+
     def largest_id(self) -> tuple[int, str]:
         """The largest id of the vocabulary, and its entry."""
         entry, token = max(self._backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])

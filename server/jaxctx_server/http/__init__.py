@@ -9,12 +9,16 @@
     events.py         server-sent events
     errors.py         errors as JSON with an HTTP status, in the form of each API
     headers.py        headers that are refused
+    unrouted.py       unknown paths and methods
     messages.py       request messages of the contract out of paths, queries and bodies; responses as JSON
     limits.py         limits of a connection: how many there are, how long headers and bodies may take
+    openapi.py        the description of all paths, merged of those that each package has in its own `openapi.py`
+    api_description.py  how a package describes its paths
+    message_schemas.py  schemas of the contract's messages
     request_body.py   limits of a body: its type, its size, how much JSON it holds
     openai/           /v1/completions, /v1/chat/completions, /v1/models
     programs/         sessions, variables, calls and graphs
-    ops/              /health, /livez, /readyz, /version
+    ops/              /health, /livez, /readyz, /version, /tokenize, /detokenize, /tokenizer_info, /openapi.json
     page/             /
 
 A request becomes calls of the services, which gRPC calls too: keys, roles, rules of fields and limits are the same for

@@ -9,12 +9,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jaxctx_server.http.errors import EXCEPTION_HANDLERS, OPENAI_ERRORS, HttpError
+from jaxctx_server.http.anthropic.app import anthropic_routes
+from jaxctx_server.http.errors import OPENAI_ERRORS, HttpError
 from jaxctx_server.http.frontend import Frontend
 from jaxctx_server.http.openai.app import openai_routes
 from jaxctx_server.http.ops.app import ops_routes
 from jaxctx_server.http.page.routes import page_routes
 from jaxctx_server.http.programs.routes import program_routes
+from jaxctx_server.http.unrouted import EXCEPTION_HANDLERS
 from jaxctx_server.services import Backend
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -32,8 +34,8 @@ class HttpAccess:
     """Origins whose pages may read answers, as "https://example.org"."""
 
 
-def make_app(backend: Backend, access: HttpAccess | None = None) -> Starlette:
-    """The application of a server."""
+def make_app(backend: Backend, access: HttpAccess | None = None, *, response_ttl_s: float | None = None) -> Starlette:
+    """The application of a server. `response_ttl_s` is how long responses are kept; None: for ever."""
     access = access or HttpAccess()
     middleware = [Middleware(HostCheck, allowed_hosts=access.allowed_hosts)]
     if access.cors_origins:
@@ -47,11 +49,11 @@ def make_app(backend: Backend, access: HttpAccess | None = None) -> Starlette:
             )
         )
     app = Starlette(
-        routes=[*openai_routes(), *program_routes(), *ops_routes(), *page_routes()],
+        routes=[*openai_routes(), *anthropic_routes(), *program_routes(), *ops_routes(), *page_routes()],
         middleware=middleware,
         exception_handlers=EXCEPTION_HANDLERS,
     )
-    app.state.frontend = Frontend(backend=backend)
+    app.state.frontend = Frontend(backend=backend, response_ttl_s=response_ttl_s)
     return app
 
 

@@ -11,14 +11,11 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ExceptionHandler
 
-from jaxctx.errors import Internal, InvalidArgument, JaxctxError
+from jaxctx.errors import InvalidArgument, JaxctxError
 
 JSON_MEDIA_TYPE = "application/json"
 HTTP_STATUS = {  # by the name of the gRPC status; 500 for all others
@@ -125,21 +122,3 @@ def is_unicode(text: str) -> bool:
 def http_error_json(status: int, message: str) -> str:
     """The JSON of an error of HTTP itself, where no request can be parsed."""
     return json_text(openai_error_body(HttpError(status, message)))
-
-
-async def handle_http_error(request: Request, error: Exception) -> Response:
-    """For an error of HTTP itself that Starlette raises: an unknown path, a method that a path does not have."""
-    http_error = cast(HTTPException, error)
-    body = http_error_json(http_error.status_code, http_error.detail)
-    return Response(body, http_error.status_code, http_error.headers, JSON_MEDIA_TYPE)
-
-
-async def handle_defect(request: Request, error: Exception) -> Response:
-    """For an exception outside of every endpoint: a defect. Uvicorn logs its traceback."""
-    return OPENAI_ERRORS.response(Internal("internal error"))
-
-
-EXCEPTION_HANDLERS: dict[type[Exception], ExceptionHandler] = {
-    HTTPException: handle_http_error,
-    Exception: handle_defect,
-}

@@ -19,6 +19,7 @@ class Frontend:
     """The services that requests become calls of, and what outlasts a single request."""
 
     backend: Backend
+    response_ttl_s: float | None = None  # how long responses and conversations are kept; None: for ever
     background_tasks: set[asyncio.Task[None]] = field(default_factory=set)
     logged_fields: set[str] = field(default_factory=set)
     """Names of unknown fields that were logged; each is logged once."""

@@ -54,12 +54,30 @@ class PromptUsage:
     prompt_tokens: int = 0
     computed_tokens: int = 0  # of the prompt: newly written to the cache; the others were cached
     restored_tokens: int = 0  # of the cached ones: brought back from other tiers
-    completion_tokens: int = 0
+    completion_tokens: int = 0  # so far
+    page_size: int = 1
+    _outputs_begun: set[int] = field(default_factory=set)  # their indexes
 
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt that were not computed."""
         return max(self.prompt_tokens - self.computed_tokens, 0)
+
+    @property
+    def written_tokens(self) -> int:
+        """Tokens of the prompt that this request computed and that later requests find: those of whole pages."""
+        whole_pages = self.prompt_tokens // self.page_size * self.page_size
+        return max(whole_pages - self.cached_tokens, 0)
+
+    def count(self, part: GenerateResponse, *, is_only_output: bool) -> None:
+        """Count a part of an output. Of several outputs each computes the prompt's last token again: not counted."""
+        if part.HasField("usage") and part.index not in self._outputs_begun:
+            self._outputs_begun.add(part.index)
+            self.prompt_tokens = part.usage.prompt_tokens
+            if is_only_output:
+                self.computed_tokens += part.usage.computed_tokens
+                self.restored_tokens += part.usage.restored_tokens
+        self.completion_tokens += len(part.token_ids)
 
     def add(self, other: "PromptUsage") -> None:
         """Count another prompt of the same request too."""
@@ -67,6 +85,7 @@ class PromptUsage:
         self.computed_tokens += other.computed_tokens
         self.restored_tokens += other.restored_tokens
         self.completion_tokens += other.completion_tokens
+        self.page_size = other.page_size
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,6 +148,7 @@ async def begin(call: HttpCall, generation: Generation) -> None:
             generation.usage.restored_tokens += opened.restored
             context = opened.context
     generation.model_id = context.model_id
+    generation.usage.page_size = context.page_size
 
 
 async def fill(call: HttpCall, generation: Generation, request: FillRequest) -> None:
@@ -153,12 +173,7 @@ async def generate(
     async with aclosing(call.stream(call.services.contexts.generate, request)) as parts:
         async for part in parts:
             generation.context_ids.add(part.context_id)
-            if part.finish:
-                usage.prompt_tokens = part.usage.prompt_tokens
-                usage.completion_tokens += part.usage.completion_tokens
-                if request.n <= 1:  # of several outputs each computes the prompt's last token again
-                    usage.computed_tokens += part.usage.computed_tokens
-                    usage.restored_tokens += part.usage.restored_tokens
+            usage.count(part, is_only_output=request.n <= 1)
             yield part
 
 

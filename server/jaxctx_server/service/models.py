@@ -21,18 +21,31 @@ class LocalModelService:
             found=entries_to_find(request.limit),
         )
         return pb.ListModelsResponse(
-            models=[convert.model_to_proto(info) for info in page.entries], next_page_token=page.next_page_token
+            models=[self._describe(info.model_id) for info in page.entries], next_page_token=page.next_page_token
         )
 
     async def get_model(self, caller: Caller, request: pb.GetModelRequest) -> pb.GetModelResponse:
-        model = self._lifecycle.model(request.model_id)
-        return pb.GetModelResponse(model=convert.model_to_proto(model.engine.info))
+        response = pb.GetModelResponse(model=self._describe(request.model_id))
+        if request.with_tokenizer:
+            response.tokenizer_config = self._lifecycle.model(request.model_id).texts.config_json()
+        return response
+
+    def _describe(self, model_id: str) -> pb.Model:
+        """A model as its engine and its tokenizer describe it."""
+        model = self._lifecycle.model(model_id)
+        described = convert.engine_model_to_proto(model.engine.info)
+        formats = model.texts.formats
+        described.tool_call_format = formats.tool_calls
+        described.reasoning_format = formats.reasoning
+        described.special_markers.update(formats.special_markers)
+        return described
 
     async def tokenize(self, caller: Caller, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         model = self._lifecycle.model(request.model_id)
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
         tokens = await model.texts.encode(request.text, add_special_tokens=add_special_tokens)
-        return pb.TokenizeResponse(tokens=tokens)
+        entries = await model.texts.entries(tokens) if request.with_entries else ()
+        return pb.TokenizeResponse(tokens=tokens, entries=entries)
 
     async def detokenize(self, caller: Caller, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         model = self._lifecycle.model(request.model_id)
@@ -44,4 +57,7 @@ class LocalModelService:
     ) -> pb.ApplyChatTemplateResponse:
         model = self._lifecycle.model(request.model_id)
         rendered = await model.texts.render(request.messages)
-        return convert.rendered_chat_to_proto(rendered)
+        response = convert.rendered_chat_to_proto(rendered)
+        if request.with_entries:
+            response.entries.extend(await model.texts.entries(rendered.tokens))
+        return response

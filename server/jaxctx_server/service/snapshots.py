@@ -30,8 +30,10 @@ class LocalSnapshotService:
 
     async def get_snapshot(self, caller: Caller, request: pb.GetSnapshotRequest) -> pb.GetSnapshotResponse:
         version = request.version if request.HasField("version") else None
-        snapshot = await self._engine().snapshot(caller, request.name, version)
-        return pb.GetSnapshotResponse(snapshot=convert.snapshot_to_proto(snapshot))
+        result = await self._engine().inspect_snapshot(
+            caller, request.name, version, request.include_attachment, request.include_tokens
+        )
+        return convert.get_snapshot_result_to_proto(result)
 
     async def list_snapshots(self, caller: Caller, request: pb.ListSnapshotsRequest) -> pb.ListSnapshotsResponse:
         found = entries_to_find(request.limit)

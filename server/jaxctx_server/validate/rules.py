@@ -279,6 +279,8 @@ def _value(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> ValueChe
         return functools.partial(_matches, is_name, description)
     if field.type == field.TYPE_STRING:
         return functools.partial(_text, rule.min_bytes, rule.max_bytes)
+    if field.type == field.TYPE_BYTES:
+        return functools.partial(_bytes, rule.min_bytes, rule.max_bytes)
     if field.type == field.TYPE_BOOL:
         return _anything
     if field.enum_type is not None:
@@ -339,6 +341,11 @@ def _text(low: int, high: int, text: str) -> Violations:
     size = utf8_size(text)
     if not low <= size <= high:
         yield "", f"must be text of {low} to {high} bytes, not {size}" if text else "must not be empty"
+
+
+def _bytes(low: int, high: int, data: bytes) -> Violations:
+    if not low <= len(data) <= high:
+        yield "", f"must be {low} to {high} bytes, not {len(data)}" if data else "must not be empty"
 
 
 def number_bounds(field: FieldDescriptor, rule: FieldRules, limits: Limits) -> tuple[float, float]:

@@ -36,6 +36,7 @@ WIRE_TYPES = {
     FieldDescriptor.TYPE_BOOL: VARINT,
     FieldDescriptor.TYPE_ENUM: VARINT,
     FieldDescriptor.TYPE_STRING: LENGTH,
+    FieldDescriptor.TYPE_BYTES: LENGTH,
     FieldDescriptor.TYPE_MESSAGE: LENGTH,
 }
 CONTINUATION_BYTES = bytes(range(0x80, 0x100))  # bytes of a varint that are not its last
@@ -66,7 +67,8 @@ class FieldBounds:
     min_items: int  # entries of a list
     max_items: int  # of a field that is no list: 1
     max_items_together: int | None  # entries of all such lists in the request
-    max_bytes: int | None  # of a text
+    max_bytes: int | None  # of a text, or of bytes
+    is_text: bool  # not bytes
     inside: "MessageBounds | None"  # of a message
 
 
@@ -126,7 +128,8 @@ def field_bounds(descriptor: FieldDescriptor, rule: FieldRules, limits: Limits) 
         min_items=min_items,
         max_items=max_items,
         max_items_together=2 * MAX_RANGES if rule.ranges else None,
-        max_bytes=max_text_bytes(rule) if descriptor.type == descriptor.TYPE_STRING else None,
+        max_bytes=max_bytes_of(descriptor, rule),
+        is_text=descriptor.type == descriptor.TYPE_STRING,
         inside=bounds_inside(descriptor, rule, limits),
     )
 
@@ -146,8 +149,10 @@ def bounds_inside(descriptor: FieldDescriptor, rule: FieldRules, limits: Limits)
     return MessageBounds({tag_of(part.number, part.wire_type): part for part in parts})
 
 
-def max_text_bytes(rule: FieldRules) -> int:
-    """The most bytes of a text."""
+def max_bytes_of(descriptor: FieldDescriptor, rule: FieldRules) -> int | None:
+    """The most bytes of a field of text or of bytes; None for any other field."""
+    if descriptor.type not in (descriptor.TYPE_STRING, descriptor.TYPE_BYTES):
+        return None
     if rule.id:
         return MAX_ID_BYTES
     return MAX_NAME_BYTES if rule.name else rule.max_bytes
@@ -221,7 +226,8 @@ class Scanner:
         if found.max_items_together is not None:
             self._count_together(found, count - before, path)
         if found.max_bytes is not None and stop - at > found.max_bytes:
-            description = f"must be text of up to {found.max_bytes} bytes, not {stop - at}"
+            noun = "text of up to" if found.is_text else "up to"
+            description = f"must be {noun} {found.max_bytes} bytes, not {stop - at}"
             raise InvalidArgument.field(path_text(path, found.name, place), description)
         if found.inside is not None and stop > at:
             inside = SeenFields() if found.is_list else seen.inside.setdefault(found.number, SeenFields())

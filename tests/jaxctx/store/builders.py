@@ -65,7 +65,20 @@ def described(name="a", tenant="t", **others) -> SnapshotVersion:
     return SnapshotVersion(tenant=tenant, name=name, manual_commit=False, context_id="c", **{**defaults, **others})
 
 
-def save(store, tokens, name="a", overwrite=None, *, tenant="t", seconds=None, sliding=False, clock=None, **others):
+def save(
+    store,
+    tokens,
+    name="a",
+    overwrite=None,
+    *,
+    tenant="t",
+    seconds=None,
+    sliding=False,
+    clock=None,
+    attachment=b"",
+    max_versions=None,
+    **others,
+):
     """A durable snapshot of these tokens; the version, and how many pages had to be written."""
     held = tokens if isinstance(tokens, ContextRecord) else lineage(tokens, **others)
     lifetime = Lifetime.begin(seconds, sliding, clock()) if seconds is not None else FOREVER
@@ -84,7 +97,8 @@ def save(store, tokens, name="a", overwrite=None, *, tenant="t", seconds=None, s
         model_revision=held.model_revision,
         salt=held.salt,
     )
-    return writer.finish(version, overwrite), len(writer.missing)
+    made = writer.finish(version, overwrite, attachment=attachment, max_versions=max_versions)
+    return made, len(writer.missing)
 
 
 def expired(store: SnapshotStore) -> list[SnapshotVersion]:
@@ -97,6 +111,15 @@ def expired(store: SnapshotStore) -> list[SnapshotVersion]:
 
 def same(a: ContextRecord, b: ContextRecord) -> bool:
     return all(np.array_equal(getattr(a, field.name), getattr(b, field.name)) for field in fields(ContextRecord))
+
+
+def attachment_of(store: SnapshotStore, name="a", *, tenant="t", version=None) -> bytes:
+    """The attachment of a durable version, read from the store."""
+    reader = store.open(store.get(tenant, name, version))
+    try:
+        return reader.attachment()
+    finally:
+        reader.close()
 
 
 def lost_pages(reader: SnapshotReader) -> int:

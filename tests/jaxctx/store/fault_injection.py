@@ -16,6 +16,7 @@ from jaxctx.store.records import decode_manifest
 
 from .builders import START, Clock, check, lost_pages, open_store, save
 
+ATTACHMENT = bytes(range(256)) * 40  # longer than what a loss of power leaves of it
 LATER = 100_000.0  # seconds: whatever was left behind is old by then
 
 
@@ -68,8 +69,9 @@ def _take(store):
 
 
 SCENARIOS: dict[str, Callable[[SnapshotStore], object]] = {
-    "save": lambda store: save(store, [*range(12), 50, 51], "new"),
-    "overwrite": lambda store: save(store, [*range(14), 60, 61], "a", 1),
+    "save": lambda store: save(store, [*range(12), 50, 51], "new", attachment=ATTACHMENT),
+    "overwrite": lambda store: save(store, [*range(14), 60, 61], "a", 1, attachment=ATTACHMENT[::-1]),
+    "attach": lambda store: save(store, range(14), "a", 1, attachment=ATTACHMENT[::-1]),  # no new page
     "delete": lambda store: (store.remove("t", "a"), store.collect()),
     "take": lambda store: (_take(store), store.collect()),
     "update": lambda store: store.update("t", "a", labels={"k": "v"}),
@@ -81,20 +83,22 @@ EVER_SAVED = ([*range(14), 60, 61], [*range(12), 50, 51], [*range(8), 70, 71], r
 def prepare(objects) -> None:
     """Names to change, shared pages, and something to collect: a pack and its manifest."""
     store = open_store(objects, Clock(START - LATER), seed="before")
-    save(store, range(14), "a")
+    save(store, range(14), "a", attachment=ATTACHMENT)
     save(store, [*range(8), 70, 71], "b")
-    save(store, range(80, 90), "c")
+    save(store, range(80, 90), "c", attachment=b"of what is removed")
     store.remove("t", "c")
 
 
 def state(objects, seed="after"):
-    """What is there, and that all of it is whole: name → version → (tokens, labels)."""
+    """What is there, and that all of it is whole: name → version → (tokens, labels, attachment)."""
     store, found = open_store(objects, seed=seed), {}
     for latest in store.list("t"):
         for version in store.history("t", latest.name):
             reader = store.open(version)
             assert lost_pages(reader) == 0
-            found.setdefault(latest.name, {})[version.version] = reader.lineage.tokens.tolist(), dict(version.labels)
+            held = reader.lineage.tokens.tolist(), dict(version.labels), reader.attachment()
+            assert len(held[2]) == version.attachment_bytes
+            found.setdefault(latest.name, {})[version.version] = held
             reader.close()
     return found
 

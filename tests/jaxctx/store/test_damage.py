@@ -7,9 +7,10 @@ import pytest
 from jaxctx.errors import DataLoss, JaxctxError, NotFound
 from jaxctx.store.objects import open_objects
 
-from .builders import Clock, MemoryObjects, check, described, lineage, lost_pages, open_store, save
+from .builders import Clock, MemoryObjects, attachment_of, check, described, lineage, lost_pages, open_store, save
 from .fault_injection import LATER, check_no_garbage
 
+ATTACHED = b"what belongs to the snapshot"
 TOKENS = [3, 1, 4, 1, 5, 9]  # two pages, the second partly filled
 
 
@@ -164,3 +165,64 @@ def test_a_lost_page_is_stored_again():
     assert save(store, held, "again")[1] == 1
     reader = store.open(store.get("t", "again"))
     assert lost_pages(reader) == 0
+
+
+def _with_attachment():
+    """A store with a snapshot that has an attachment, its objects, and the key of the attachment."""
+    objects = MemoryObjects()
+    save(open_store(objects), TOKENS, attachment=ATTACHED)
+    (key,) = (key for key, value in objects.values.items() if value == ATTACHED)
+    return objects, key
+
+
+def _attachment_lost(objects) -> bool:
+    """Whether the attachment is told to be lost; a wrong one fails. The pages are whole in any case."""
+    store = open_store(objects, seed="b")
+    check(store, TOKENS)
+    try:
+        assert attachment_of(store) == ATTACHED
+    except DataLoss:
+        return True
+    return False
+
+
+def test_every_flipped_bit_of_an_attachment_is_a_loss():
+    objects, key = _with_attachment()
+    assert not _attachment_lost(objects)
+    for bit in range(len(ATTACHED) * 8):
+        damaged = bytearray(ATTACHED)
+        damaged[bit // 8] ^= 1 << bit % 8
+        objects.values[key] = bytes(damaged)
+        assert _attachment_lost(objects)
+
+
+def test_every_truncation_of_an_attachment_is_a_loss():
+    objects, key = _with_attachment()
+    for length in range(len(ATTACHED)):
+        objects.values[key] = ATTACHED[:length]
+        assert _attachment_lost(objects)
+    del objects.values[key]
+    assert _attachment_lost(objects)
+
+
+def test_an_attachment_in_the_place_of_another_is_a_loss():
+    objects, key = _with_attachment()
+    objects.values[key] = ATTACHED[::-1]
+    assert _attachment_lost(objects)
+
+
+def test_a_damaged_attachment_in_a_directory_is_a_loss(tmp_path):
+    objects = open_objects(str(tmp_path))
+    store = open_store(objects)
+    save(store, TOKENS, attachment=ATTACHED)
+    assert attachment_of(store) == ATTACHED
+    (file,) = (file for file in (tmp_path / "packs").iterdir() if file.read_bytes() == ATTACHED)
+    file.write_bytes(ATTACHED[:-1])
+    with pytest.raises(DataLoss):
+        attachment_of(store)
+    file.unlink()
+    with pytest.raises(DataLoss):
+        attachment_of(store)
+    store.remove("t", "a")  # it can be deleted all the same
+    assert store.collect() > 0
+    objects.close()

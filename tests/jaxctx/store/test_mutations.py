@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxctx.lifetime import DeadlineQueue, Lifetime
-from jaxctx.store import SnapshotStore, edits, records, snapshot_index
+from jaxctx.store import SnapshotStore, edits, records, snapshot_index, transfer
 from jaxctx.store.pages import Pages
 from jaxctx.store.records import ContextRecord
 from jaxctx.store.snapshot_index import Entry, SnapshotIndex
@@ -89,6 +89,48 @@ MUTATIONS = [
     Mutation("pages of two packs are read as one", SnapshotReader, "_runs", "not adjacent or", ""),
     Mutation("a new page is not found", SnapshotWriter, "finish", "self._pages.add(manifest)", "pass"),
     Mutation("of another version with its number", SnapshotStore, "open", ".manifest != version.manifest", " is None"),
+    # attachments
+    Mutation(
+        "where the attachment is is not written down",
+        transfer,
+        "encode_manifest",
+        "if manifest.attachment is not None",
+        "if False",
+    ),
+    Mutation("an attachment is taken for lost", SnapshotReader, "attachment", "!= location.size_bytes", "> 0"),
+    Mutation("an attachment holds nothing", SnapshotReader, "attachment", "return bytes(data)", 'return b""'),
+    Mutation(
+        "an attachment costs nothing",
+        SnapshotStore,
+        "usage",
+        "version.size_bytes + version.attachment_bytes",
+        "version.size_bytes",
+    ),
+    Mutation(
+        "how long it is is not known",
+        SnapshotWriter,
+        "finish",
+        "attachment_bytes=len(attachment)",
+        "attachment_bytes=0",
+    ),
+    Mutation(
+        "how long it is is not written down",
+        records,
+        "encode_version",
+        "attachment_bytes=version.attachment_bytes",
+        "attachment_bytes=0",
+    ),
+    Mutation(
+        "an attachment is held for ever",
+        SnapshotWriter,
+        "_write_attachment",
+        "self._pages.pin([pack])",
+        "self._pages.pin([pack, pack])",
+    ),
+    Mutation(
+        "no save says how many are kept", SnapshotStore, "put", "(self._history, max_versions)", "(self._history,)"
+    ),
+    Mutation("a save may keep more than the store", SnapshotStore, "put", "min(limits", "max(limits"),
     # collection
     Mutation("nobody collects", SnapshotStore, "_change", "any(version.durable for version in gone)", "False"),
     Mutation(

@@ -7,6 +7,7 @@ import pytest
 
 from jaxctx.lifetime import Lifetime
 from jaxctx.store.records import (
+    AttachmentLocation,
     ContextRecord,
     Manifest,
     PageLocation,
@@ -57,7 +58,8 @@ def names_of(message) -> set[str]:
 
 
 # Fields of SnapshotVersion that are not in StoredVersion: those of the name's record, and those of this process.
-NOT_STORED = {"tenant", "name", "durable", "held", "saving"}
+ATTACHMENT_FIELDS = {"attachment_pack", "attachment_bytes", "attachment_checksum"}
+NOT_STORED = {"tenant", "name", "durable", "held", "saving", "attachment"}
 LIFETIME_FIELDS = {"expires_at", "ttl_s", "sliding"}
 PAGE_FIELDS = {"packs", "page_keys", "page_checksums", "page_packs", "page_offsets"}
 
@@ -79,6 +81,7 @@ FULL_VERSION = SnapshotVersion(
     salt="s",
     manual_commit=True,
     context_id="c",
+    attachment_bytes=12,
 )
 
 
@@ -88,7 +91,9 @@ def test_versions_have_the_fields_of_their_message():
 
 
 def test_context_records_have_the_fields_of_their_message():
-    assert {field.name for field in fields(ContextRecord)} == names_of(StoredManifest) - PAGE_FIELDS - {"id"}
+    assert {field.name for field in fields(ContextRecord)} == names_of(
+        StoredManifest
+    ) - PAGE_FIELDS - ATTACHMENT_FIELDS - {"id"}
 
 
 def test_names_have_the_fields_that_are_stored():
@@ -129,12 +134,23 @@ def test_every_field_of_a_manifest_comes_back():
     )
     keys = context.page_keys()
     locations = [PageLocation("b", 0, b"1" * 16), PageLocation("a", 64, b"2" * 16), PageLocation("b", 32, b"3" * 16)]
-    manifest = decode_manifest(encode_manifest(Manifest("id", context, keys, locations)), "id")
+    attachment = AttachmentLocation("c", 5, b"t" * 16)
+    manifest = decode_manifest(encode_manifest(Manifest("id", context, keys, locations, attachment)), "id")
     assert manifest is not None
+    assert manifest.attachment == attachment
     for field in fields(ContextRecord):
         if field.name != "tokens":
             assert getattr(manifest.lineage, field.name) == getattr(context, field.name), field.name
     assert manifest.lineage.tokens.tolist() == list(range(12))
     assert (manifest.id, manifest.keys, manifest.locations) == ("id", keys, locations)
-    assert manifest.packs == {"a", "b"}
+    assert manifest.packs == {"a", "b", "c"}
     assert decode_manifest(encode_manifest(manifest), "other") is None
+
+
+def test_a_manifest_without_an_attachment_has_none():
+    """As every manifest of a store from before there were attachments."""
+    data = encode_manifest(Manifest("id", lineage(range(4)), [b"k" * 32], [PageLocation("a", 0, b"s" * 16)]))
+    assert not StoredManifest.FromString(data[24:]).attachment_pack
+    manifest = decode_manifest(data, "id")
+    assert manifest is not None
+    assert (manifest.attachment, manifest.packs) == (None, {"a"})

@@ -296,3 +296,28 @@ def test_without_a_store():
     assert error.value.reason == "NO_STORE"
     assert (expired(store), store.collect()) == ([], 0)
     store.close()
+
+
+def test_attachments_count_as_bytes_of_the_tenant_in_memory_and_durable():
+    store = open_store(MemoryObjects())
+    store.put(described("a", size_bytes=10, attachment_bytes=3, attachment=b"abc"))
+    save(store, range(4), "b", attachment=b"12345")
+    assert store.usage("t") == (2, 10 + 3 + PAGE_BYTES + 5)
+    assert store.get("t", "a").attachment == b"abc"
+    assert store.usage("other") == (0, 0)
+    store.remove("t", "b")
+    assert store.usage("t") == (1, 13)
+
+
+def test_thousands_of_names_are_listed_by_prefix_page_by_page():
+    store = open_store(MemoryObjects())
+    for number in range(3000):
+        store.put(described(f"resp_{number:05}"))
+    store.put(described("other"))
+    store.put(described("resp_x", tenant="u"))
+    listed, after = [], ""
+    while page := store.list("t", "resp_", after, 700):
+        assert len(page) <= 700
+        listed += [one.name for one in page]
+        after = page[-1].name
+    assert listed == [f"resp_{number:05}" for number in range(3000)]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxctx.errors import (
+    AlreadyExists,
     DataLoss,
     NotFound,
 )
@@ -12,6 +13,7 @@ from .builders import (
     PAGE_BYTES,
     START,
     MemoryObjects,
+    attachment_of,
     check,
     described,
     lineage,
@@ -129,3 +131,110 @@ def test_a_lost_manifest_is_a_loss_of_its_version_alone():
     assert [one.version for one in store.remove("t", "a", 2)] == [2]
     store.collect()
     check(store, range(8))
+
+
+# --- attachments
+
+
+def test_an_attachment_comes_back_after_a_restart():
+    objects = MemoryObjects()
+    made, _ = save(open_store(objects), range(10), attachment=b"\x00attached\xff")
+    assert made.attachment_bytes == 10
+    again = open_store(objects, seed="b")
+    assert again.get("t", "a") == made
+    assert attachment_of(again) == b"\x00attached\xff"
+    check(again, range(10))
+
+
+def test_a_version_without_an_attachment_has_an_empty_one_and_no_object():
+    store = open_store(objects := MemoryObjects())
+    made, _ = save(store, range(10))
+    assert (made.attachment_bytes, attachment_of(store), objects.count("packs/")) == (0, b"", 1)
+
+
+def test_a_context_without_tokens_may_have_an_attachment():
+    store = open_store(objects := MemoryObjects())
+    save(store, [], attachment=b"alone")
+    assert (attachment_of(store), objects.bytes_in("packs/")) == (b"alone", 5)
+
+
+def test_an_attachment_is_durable_before_the_manifest_is_written():
+    """Also where no page is: `write` returns at once, and the object is volatile until somebody waited for it."""
+    objects = MemoryObjects()
+    store = open_store(objects)
+    save(store, range(8))
+    written = objects.write
+    volatile: list[set[str]] = []
+
+    def write(key, parts):
+        if key.startswith("manifests/"):
+            volatile.append(set(objects.volatile))
+        return written(key, parts)
+
+    objects.write = write
+    save(store, range(8), "b", attachment=b"attached")
+    save(store, range(20), "c", attachment=b"attached")
+    assert volatile == [set(), set()]
+
+
+def test_an_attachment_goes_with_its_version_though_its_pages_are_shared():
+    store = open_store(objects := MemoryObjects())
+    save(store, range(8), attachment=b"a" * 100)
+    save(store, range(12), "b", attachment=b"b" * 1000)
+    pages = 3 * PAGE_BYTES
+    assert objects.bytes_in("packs/") == pages + 1100
+    store.remove("t", "a")
+    store.collect()
+    assert objects.bytes_in("packs/") == pages + 1000
+    assert attachment_of(store, "b") == b"b" * 1000
+    store.remove("t", "b")
+    store.collect()
+    assert not objects.values
+
+
+def test_an_attachment_that_is_read_stays_though_its_version_is_deleted():
+    store = open_store(objects := MemoryObjects())
+    save(store, range(8), attachment=b"attached")
+    reader = store.open(store.get("t", "a"))
+    store.remove("t", "a")
+    store.collect()
+    assert reader.attachment() == b"attached"
+    reader.close()
+    store.collect()
+    assert not objects.values
+
+
+def test_the_attachment_of_a_refused_save_is_deleted():
+    store = open_store(objects := MemoryObjects())
+    save(store, range(8))
+    before = dict(objects.values)
+    with pytest.raises(AlreadyExists):
+        save(store, range(8), attachment=b"attached")
+    assert objects.values == before
+
+
+def test_an_attachment_is_not_collected_while_it_is_being_saved():
+    store = open_store(MemoryObjects())
+    commit_of_index = store._index.change
+
+    def collect_first(*arguments):
+        store.collect()
+        return commit_of_index(*arguments)
+
+    store._index.change = collect_first
+    save(store, range(8), attachment=b"attached")
+    store._index.change = commit_of_index
+    assert attachment_of(store) == b"attached"
+
+
+def test_at_most_as_many_versions_are_kept_as_the_save_says():
+    store = open_store(objects := MemoryObjects(), history=3)
+    for number in range(4):
+        save(store, range(8), overwrite=number or None, attachment=b"%d" % number)
+    assert [one.version for one in store.history("t", "a")] == [4, 3, 2]
+    save(store, range(8), overwrite=4, max_versions=9)
+    assert [one.version for one in store.history("t", "a")] == [5, 4, 3]
+    save(store, range(8), overwrite=5, attachment=b"last", max_versions=1)
+    assert [one.version for one in store.history("t", "a")] == [6]
+    store.collect()
+    assert (objects.count("manifests/"), attachment_of(store)) == (1, b"last")

@@ -17,9 +17,9 @@ from jaxctx.errors import NotFound, ResourceExhausted
 from jaxctx_server.auth import Key, Role
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.endpoint import EventStream, Handler, api_route, call_metadata, ended_by_disconnect
-from jaxctx_server.http.errors import EXCEPTION_HANDLERS
 from jaxctx_server.http.frontend import Frontend
 from jaxctx_server.http.server import HttpServer, bind_tcp
+from jaxctx_server.http.unrouted import EXCEPTION_HANDLERS
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.services import Backend

@@ -122,3 +122,19 @@ async def test_what_ends_early_leaves_no_context(call: HttpCall, client: jaxctx.
     with pytest.raises(asyncio.CancelledError):
         await task
     await no_context_left(client)
+
+
+async def test_the_first_part_says_what_the_prompt_cost(call: HttpCall) -> None:
+    await texts(call, generation_of())
+    generation = generation_of(tokens=40)
+    async with aclosing(run(call, generation)) as parts:
+        first = await anext(parts)
+        assert not first.finish
+        assert first.usage.cached_tokens == generation.usage.cached_tokens > 0
+        early = generation.usage.cached_tokens, generation.usage.computed_tokens, generation.usage.prompt_tokens
+        async for part in parts:
+            assert part.HasField("usage") == bool(part.finish)
+    usage = generation.usage
+    assert (usage.cached_tokens, usage.computed_tokens, usage.prompt_tokens) == early
+    assert usage.completion_tokens == 40
+    assert 0 <= usage.written_tokens <= usage.computed_tokens

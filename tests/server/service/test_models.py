@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,27 @@ async def test_the_model_is_listed_on_the_first_page(service: LocalModelService)
 async def test_the_model_is_found_by_its_name_or_without_one(service: LocalModelService, model_id: str) -> None:
     model = (await service.get_model(ALICE, pb.GetModelRequest(model_id=model_id))).model
     assert (model.model_id, model.vocab_size) == ("fake", 512)
+
+
+async def test_the_tokenizer_is_described_on_request(service: LocalModelService) -> None:
+    assert not (await service.get_model(ALICE, pb.GetModelRequest())).HasField("tokenizer_config")
+    described = await service.get_model(ALICE, pb.GetModelRequest(with_tokenizer=True))
+    assert "<|im_start|>" in json.loads(described.tokenizer_config)["chat_template"]
+
+
+async def test_entries_of_the_vocabulary_come_on_request(service: LocalModelService) -> None:
+    text = pb.TokenizeRequest(text="the é<|im_end|>")
+    assert (await service.tokenize(ALICE, text)).entries == []
+    text.with_entries = True
+    response = await service.tokenize(ALICE, text)
+    assert "".join(response.entries) == "theĠÃ©<|im_end|>"
+    assert len(response.entries) == len(response.tokens)
+    chat = pb.ApplyChatTemplateRequest(messages={"messages": [{"role": "user", "content": "hi"}]})
+    assert (await service.apply_chat_template(ALICE, chat)).entries == []
+    chat.with_entries = True
+    rendered = await service.apply_chat_template(ALICE, chat)
+    assert rendered.entries[0] == "<|im_start|>"
+    assert len(rendered.entries) == len(rendered.tokens)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from jaxctx_server.http.endpoint import api_route
 from jaxctx_server.http.openai.chat import chat_completions
 from jaxctx_server.http.openai.completions import completions
 from jaxctx_server.http.openai.models import get_model, list_models
+from jaxctx_server.http.openai.responses.app import response_routes
 
 GENERATE = "/jaxctx.v1.ContextService/Generate"
 LIST_MODELS = "/jaxctx.v1.ModelService/ListModels"
@@ -17,6 +18,7 @@ def openai_routes() -> list[Route]:
     return [
         api_route("/v1/completions", completions, ["POST"], method=GENERATE),
         api_route("/v1/chat/completions", chat_completions, ["POST"], method=GENERATE),
+        *response_routes(),
         api_route("/v1/models", list_models, method=LIST_MODELS),
         api_route("/v1/models/", list_models, method=LIST_MODELS),
         api_route("/v1/models/{model_id:path}", get_model, method=GET_MODEL),  # ids may have slashes

@@ -154,6 +154,7 @@ def test_a_tokenizer_alone_is_enough(tmp_path: Path) -> None:
     text = load_text(model_dir(tmp_path))
     assert text.tokenizer.encode("Hi") == [72, 105]
     assert text.chat_template is None
+    assert json.loads(text.config_json) == {"chat_template": None}
     assert text.eos_ids == ()
 
 
@@ -174,6 +175,7 @@ def test_everything_there(tmp_path: Path) -> None:
     )
     assert text.eos_ids == (259, 256)
     assert text.bos_id == 257
+    assert json.loads(text.config_json)["eos_token"] == "<|im_end|>"
     ids = prompt(text)
     assert ids[0] == 257
     assert ids[-1] == 259
@@ -198,7 +200,9 @@ def test_end_of_sequence_comes_from_the_first_file_that_names_it(
 def test_the_template_file_goes_before_the_key(tmp_path: Path) -> None:
     path = model_dir(tmp_path, tokenizer_config={"chat_template": "from the key"})
     (path / "chat_template.jinja").write_text("from the file")
-    assert load_text(path).tokenizer.decode(prompt(load_text(path))) == "from the file"
+    text = load_text(path)
+    assert text.tokenizer.decode(prompt(text)) == "from the file"
+    assert json.loads(text.config_json) == {"chat_template": "from the file"}
 
 
 @pytest.mark.parametrize(("name", "expected"), [("default", "plain"), ("other", "tools")])
@@ -264,3 +268,32 @@ def test_the_echo_text_matches_the_echo_model() -> None:
     assert text.tokenizer.decode(prompt(text), skip_special_tokens=False) == (
         "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_the_formats_of_calls_and_thoughts(tmp_path: Path) -> None:
+    """Marks are special tokens only where the tokenizer says so."""
+    source = "{{ messages[0].content }}<tool_call>{% if thoughts %}</think>{% endif %}"
+    declared = {"512": ADDED | {"content": "<tool_call>"}, "513": ADDED | {"content": "<think>", "special": False}}
+    text = load_text(
+        model_dir(
+            tmp_path,
+            config=BIG,
+            tokenizer_config={"chat_template": source, "added_tokens_decoder": declared},
+        )
+    )
+    assert text.tool_call_format is not None
+    assert text.reasoning_format is not None
+    assert (text.tool_call_format.name, text.reasoning_format.name) == ("hermes", "think")
+    assert text.special_markers() == {"<tool_call>": 512}
+
+
+def test_thoughts_that_the_template_opens(tmp_path: Path) -> None:
+    source = (
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<a><think>\n{% endif %}"
+    )
+    text = load_text(model_dir(tmp_path, config=BIG, tokenizer_config={"chat_template": source}))
+    assert text.reasoning_format is not None
+    assert text.reasoning_format.name == "think_opened"
+    assert text.tool_call_format is not None
+    assert text.tool_call_format.name == "llama3_json"  # by its family

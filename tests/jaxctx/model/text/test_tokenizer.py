@@ -40,6 +40,13 @@ def test_ids_without_an_entry_have_no_text() -> None:
     assert ECHO.decode([72, 512, 105, 2**31 - 1]) == "Hi"
 
 
+def test_entries_are_written_as_the_vocabulary_has_them() -> None:
+    tokenizer = echo_text().tokenizer
+    ids = tokenizer.encode("a é<|im_end|>")
+    assert "".join(tokenizer.entries(ids)) == "aĠÃ©<|im_end|>"
+    assert tokenizer.entries([ids[0], 10**6]) == ["a", ""]
+
+
 def test_the_longest_entry_bounds_the_tokens_of_a_text() -> None:
     assert ECHO.max_token_bytes == len("<|startoftext|>")
     assert with_backend(lambda backend: backend.add_tokens(["é" * 20])).max_token_bytes == 40

@@ -63,3 +63,12 @@ def draw_lifetime(draw: Random, now: float) -> Lifetime:
 
 def draw_labels(draw: Random) -> dict[str, str]:
     return {"k": str(draw.randrange(9))} if draw.random() < 0.5 else {}
+
+
+def draw_attachment(draw: Random) -> bytes:
+    """Often none. As long as a page, and unlike any other, so that it is recognised among the objects."""
+    return draw.randbytes(PAGE_BYTES) if draw.random() < 0.4 else b""
+
+
+def draw_max_versions(draw: Random) -> int | None:
+    return draw.choice((None, None, None, 1, 2, 9))

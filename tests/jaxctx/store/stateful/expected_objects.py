@@ -51,6 +51,12 @@ class ExpectedObjects:
         self._pages[data] = content
         return data
 
+    def attach(self, attachment: bytes) -> None:
+        """An attachment was stored; it is as long as a page, and unlike any other."""
+        content: Content = ("attachment", attachment)
+        self._pages[attachment] = content
+        self._present.add(content)
+
     def give_up(self, added: set[Content]) -> None:
         """The save that added these came to nothing."""
         self._present -= added - self._doubled
@@ -63,18 +69,20 @@ class ExpectedObjects:
         over: list[Kept],
         opened: Iterable[str],
         used: Sequence[ContextRecord],
+        attached: Iterable[bytes],
     ) -> None:
         """After a collection: the objects, and who needs them.
 
         Versions that are `over` may still be there; manifests that are `opened` must be; pages may also be there
-        because somebody has `used` them.
+        because somebody has `used` them, and attachments because somebody has `attached` them to what is read.
         """
         names = {_parsed(key) for key in objects.list("names/")}
         assert {kept.name for kept in live} <= names <= {kept.name for kept in (*live, *over)}
         needed = _manifests(live) | {*opened}
         manifests = {*objects.list("manifests/")}
         assert needed <= manifests <= needed | self._left | _manifests(over)
-        in_use = {content for lineage in used for content in contents(lineage)}
+        in_use: set[Content] = {content for lineage in used for content in contents(lineage)}
+        in_use |= {("attachment", attachment) for attachment in attached}
         wanted, clear = _contents(live) | _contents(over) | in_use, _contents(live) - self._doubled
         stored: Counter[Content] = Counter()
         packs = objects.list("packs/")
@@ -103,7 +111,7 @@ def _parsed(key: str) -> tuple[str, str]:
 
 
 def _contents(versions: Iterable[Kept]) -> set[Content]:
-    return {content for kept in versions for content in contents(kept.held)}
+    return {content for kept in versions for content in kept.contents}
 
 
 def _manifests(versions: Iterable[Kept]) -> set[str]:

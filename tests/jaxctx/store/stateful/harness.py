@@ -24,9 +24,11 @@ from .arguments import (
     NAMES,
     NEVER,
     TENANTS,
+    draw_attachment,
     draw_labels,
     draw_lifetime,
     draw_lineage,
+    draw_max_versions,
     draw_name,
     draw_overwrite,
     draw_version,
@@ -58,6 +60,7 @@ class Reading:
     reader: SnapshotReader
     lineage: ContextRecord
     manifest: str
+    attachment: bytes
 
 
 class Harness:
@@ -144,8 +147,13 @@ class Harness:
         name = draw_name(draw, self.oracle)
         overwrite = draw_overwrite(draw, self.oracle, name)
         version = draw_version(draw, *name, draw_lineage(draw, name[0]), self.clock.now, held=object())
+        attachment, most = draw_attachment(draw), draw_max_versions(draw)
+        version = replace(version, attachment=attachment, attachment_bytes=len(attachment))
         self._both(lambda: self.store.check(*name, overwrite), lambda: self.oracle.check(*name, overwrite))
-        made = self._both(lambda: self.store.put(version, overwrite), lambda: self.oracle.put(version, overwrite))
+        made = self._both(
+            lambda: self.store.put(version, overwrite, most),
+            lambda: self.oracle.put(version, overwrite, max_versions=most),
+        )
         assert made is None or made[0] == made[1].version
 
     def see(self, draw: Random) -> None:
@@ -222,12 +230,18 @@ class Harness:
         held = saving.lineage
         name = held.identity.decode(), draw.choice(NAMES)
         overwrite, version = draw_overwrite(draw, self.oracle, name), draw_version(draw, *name, held, self.clock.now)
+        attachment, max_versions = draw_attachment(draw), draw_max_versions(draw)
         made = self._both(
-            lambda: saving.writer.finish(version, overwrite), lambda: self.oracle.put(version, overwrite, held)
+            lambda: saving.writer.finish(version, overwrite, attachment=attachment, max_versions=max_versions),
+            lambda: self.oracle.put(
+                replace(version, attachment_bytes=len(attachment)), overwrite, held, attachment, max_versions
+            ),
         )
         if made is None:
             self.expected_objects.give_up(saving.added)
         else:
+            if attachment:
+                self.expected_objects.attach(attachment)
             made[1].version = replace(made[1].version, manifest=made[0].manifest)
             assert made[0] == made[1].version
         saving.writer.abort()  # changes nothing any more
@@ -245,7 +259,7 @@ class Harness:
         made = self._both(lambda: self.store.open(version), lambda: self.oracle.open(kept))
         if made is not None:
             assert same(made[0].lineage, made[1])
-            self.readings.append(Reading(made[0], made[1], version.manifest))
+            self.readings.append(Reading(made[0], made[1], version.manifest, kept.attachment))
             self._read(draw, self.readings[-1])
 
     def read(self, draw: Random) -> None:
@@ -253,7 +267,8 @@ class Harness:
             self._read(draw, draw.choice(self.readings))
 
     def _read(self, draw: Random, reading: Reading) -> None:
-        """Some pages, in any order, some twice."""
+        """Some pages, in any order, some twice; and the attachment."""
+        assert reading.reader.attachment() == reading.attachment
         pages = contents(reading.lineage)
         numbers = [*range(len(pages))]
         if pages and draw.random() < 0.5:
@@ -339,8 +354,9 @@ class Harness:
         """After a collection."""
         over = [kept for kept in (*self.oracle.gone, *self.oracle.forgotten) if kept.version.durable]
         opened = [reading.manifest for reading in self.readings]
+        attached = [reading.attachment for reading in self.readings if reading.attachment]
         used = [user.lineage for user in (*self.readings, *self.savings)]
-        self.expected_objects.compare(self.objects, self.clock.now, self.oracle.durable(), over, opened, used)
+        self.expected_objects.compare(self.objects, self.clock.now, self.oracle.durable(), over, opened, used, attached)
 
 
 def _answer(action: Callable[[], T]) -> tuple[T | None, tuple[str, str] | None]:

@@ -54,10 +54,17 @@ class Kept:
 
     version: SnapshotVersion
     lineage: ContextRecord | None = None
+    attachment: bytes = b""  # of a durable one
 
     @property
     def name(self) -> tuple[str, str]:
         return self.version.tenant, self.version.name
+
+    @property
+    def contents(self) -> list[Content]:
+        """Of each page of a durable one, and its attachment, which no other one has."""
+        attached: list[Content] = [("attachment", self.attachment)] if self.attachment else []
+        return contents(self.held) + attached
 
     @property
     def held(self) -> ContextRecord:
@@ -108,7 +115,11 @@ class Oracle:
         return [self.names[tenant, name][-1].version for name in mine if name > after][:limit]
 
     def usage(self, tenant: str) -> tuple[int, int]:
-        sizes = [kept.version.size_bytes for kept in self.all() if kept.version.tenant == tenant]
+        sizes = [
+            kept.version.size_bytes + kept.version.attachment_bytes
+            for kept in self.all()
+            if kept.version.tenant == tenant
+        ]
         return len(sizes), sum(sizes)
 
     # --- changes --------------------------------------------------------------------------------------------------
@@ -119,14 +130,22 @@ class Oracle:
         if overwrite is not None and self.live(tenant, name)[-1].version.version != overwrite:
             raise Aborted("", reason="VERSION_MISMATCH")
 
-    def put(self, version: SnapshotVersion, overwrite: int | None, lineage: ContextRecord | None = None) -> Kept:
+    def put(
+        self,
+        version: SnapshotVersion,
+        overwrite: int | None,
+        lineage: ContextRecord | None = None,
+        attachment: bytes = b"",
+        max_versions: int | None = None,
+    ) -> Kept:
         name = version.tenant, version.name
         self.check(*name, overwrite)
         number = self._last[name] + 1 if name in self.names else 1
         made = replace(version, version=number, parent_version=overwrite or 0, created_at=self.now)
-        kept = Kept(replace(made, durable=lineage is not None), lineage)
+        kept = Kept(replace(made, durable=lineage is not None), lineage, attachment)
         self._last[name] = number
-        self._keep(name, [*self.names.get(name, ()), kept][-self._history :])
+        most = self._history if max_versions is None else min(self._history, max_versions)
+        self._keep(name, [*self.names.get(name, ()), kept][-most:])
         return kept
 
     def take(self, kept: Kept, latest: bool) -> list[Kept]:

@@ -1,0 +1,223 @@
+"""GrammarCompiler: from an `OutputFormat` to the matchers of outputs, on threads of its own.
+
+    OutputFormat ──▶ text of a grammar ──trial in another process──▶ Grammar ──copy──▶ OutputMatcher, one per output
+
+A grammar comes from a client and can be anything. Its text is bounded; the trial bounds time, memory and the depth of
+recursion; limits of llguidance bound what a compiled grammar takes. Compiled grammars are kept, by tenant: whether
+another tenant used a format cannot be seen in how long it takes.
+"""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import llguidance
+import numpy as np
+from jaxtyping import Int32
+
+from jaxctx.engine.grammar.matcher import EndRules, OutputMatcher, brief, token_bits
+from jaxctx.engine.grammar.tenant_threads import TenantThreads
+from jaxctx.engine.grammar.trial import GrammarTrials
+from jaxctx.errors import FailedPrecondition, InvalidArgument, Unavailable
+from jaxctx.model.sampling import allowed_words
+from jaxctx.model.text import ModelText
+from jaxctx.types import GenerateRequest, OutputFormat
+
+THREADS = 2
+MAX_WAITING = 64  # formats of one tenant
+MAX_KEPT = 64  # compiled grammars
+# What a grammar may take; llguidance's own defaults, but for the memory of a lexer, some 2 kB a state.
+LIMITS: Mapping[str, Any] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,  # some 20 ms
+    "step_lexer_fuel": 200_000,  # some 15 ms
+    "step_max_items": 50_000,  # some 3 ms
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+# White space between the parts of a JSON text. A model that begins with it may go on for ever, if it is not bounded.
+JSON_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+ANY_OBJECT = '{"type": "object"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A compiled format. Its matcher is copied for each output and never changes itself."""
+
+    matcher: llguidance.LLMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMatcher:
+    """The matcher of an output that begins or resumes, and the tokens that may come next."""
+
+    matcher: OutputMatcher
+    mask: Int32[np.ndarray, " words"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The grammar of a format as llguidance reads it, and the field of the request that it is from."""
+
+    field: str
+    grammar: str
+
+
+class GrammarCompiler:
+    """Compiles formats for one model. `close` it at the end."""
+
+    def __init__(self, text: ModelText, vocab_size: int) -> None:
+        """`vocab_size`: of the model, which may have more rows than its tokenizer has entries."""
+        self._text = text
+        self._words = allowed_words(vocab_size)
+        self._threads = TenantThreads(THREADS, "jaxctx-grammar", MAX_WAITING)
+        self._trials = GrammarTrials(self._trial_setup)
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._tokenizer_lock = Lock()
+        self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()  # by tenant and grammar, oldest use first
+        self._kept_lock = Lock()
+
+    async def compile(self, tenant: str, output_format: OutputFormat) -> Grammar:
+        """The grammar of a format, on the caller's event loop.
+
+        Raises InvalidArgument, naming the field, if it is wrong or takes too much to prepare; FailedPrecondition
+        (NO_OUTPUT_FORMAT) if the tokenizer does not allow formats; ResourceExhausted (QUEUE_FULL) if many of the
+        tenant wait.
+        """
+        return await asyncio.wrap_future(self._threads.submit(tenant, partial(self._compile, tenant, output_format)))
+
+    async def prepare(
+        self, tenant: str, grammar: Grammar, request: GenerateRequest, resumed: Sequence[int]
+    ) -> Sequence[PreparedMatcher]:
+        """A matcher for each output of a request. `resumed`: the tokens that its output has.
+
+        Raises FailedPrecondition if these do not have the format.
+        """
+        return await asyncio.wrap_future(
+            self._threads.submit(tenant, partial(self._prepare, grammar, request, resumed))
+        )
+
+    def warm_up(self) -> None:
+        """Read the tokenizer and start the first process, so that the first request need not wait. Blocks.
+
+        For a model whose tokenizer does not allow formats, and after `close`, it does nothing.
+        """
+        with suppress(FailedPrecondition, Unavailable):
+            self._read_tokenizer()
+            self._trials.warm_up()
+
+    def close(self) -> None:
+        """End the processes. What waits is cancelled."""
+        self._threads.close()
+        self._trials.close()
+
+    def _compile(self, tenant: str, output_format: OutputFormat) -> Grammar:
+        source = _source(output_format)
+        key = tenant, source.grammar
+        with self._kept_lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        tokenizer = self._read_tokenizer()
+        error = self._trials.try_grammar(source.grammar)
+        if error:
+            raise InvalidArgument.field(source.field, brief(error))
+        limits = llguidance.LLParserLimits(**LIMITS)
+        grammar = Grammar(llguidance.LLMatcher(tokenizer, source.grammar, log_level=0, limits=limits))
+        with self._kept_lock:
+            self._kept[key] = grammar
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def _prepare(self, grammar: Grammar, request: GenerateRequest, resumed: Sequence[int]) -> list[PreparedMatcher]:
+        eos_ids, nothing = self._text.eos_ids, np.zeros(self._words, np.int32)
+        rules = EndRules(
+            min_tokens=request.min_tokens,
+            stop_bits=token_bits([*eos_ids, *request.stop_token_ids], self._words),
+            ignored_bits=token_bits(eos_ids, self._words) if request.ignore_eos else nothing,
+        )
+        first = grammar.matcher.deep_copy()
+        prepared: list[PreparedMatcher] = []
+        for index in range(request.n):
+            matcher = OutputMatcher(first if index == 0 else first.deep_copy(), rules)
+            if index == 0:
+                matcher.resume(resumed)
+                mask = matcher.mask()
+            prepared.append(PreparedMatcher(matcher, mask))
+        return prepared
+
+    def _read_tokenizer(self) -> llguidance.LLTokenizer:
+        """llguidance's form of the tokenizer, made once: some 10 ms for each 1000 entries."""
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = _make_tokenizer(self._text)
+            return self._tokenizer
+
+    def _trial_setup(self) -> Mapping[str, Any]:
+        return {
+            "tokenizer": self._text.tokenizer.to_json(),
+            "eos_ids": self._text.eos_ids,
+            "limits": LIMITS,
+        }
+
+
+def _make_tokenizer(text: ModelText) -> llguidance.LLTokenizer:
+    """Raises FailedPrecondition (NO_OUTPUT_FORMAT) if llguidance cannot use this tokenizer."""
+    if not text.eos_ids:
+        message = "output_format: the model has no end-of-sequence token, with which an output could end"
+        raise FailedPrecondition(message, reason="NO_OUTPUT_FORMAT")
+    try:
+        return llguidance.LLTokenizer(text.tokenizer.to_json(), eos_token=list(text.eos_ids))
+    except Exception as error:
+        message = f"output_format: the model's tokenizer cannot be used with grammars: {brief(str(error))}"
+        raise FailedPrecondition(message, reason="NO_OUTPUT_FORMAT") from error
+
+
+def _source(output_format: OutputFormat) -> _Source:
+    """Raises InvalidArgument if no field of the format is set, or the schema is not JSON."""
+    if output_format.json_schema is not None:
+        return _Source("output_format.json_schema", _schema_grammar(output_format.json_schema))
+    if output_format.regex is not None:
+        return _Source("output_format.regex", llguidance.LLMatcher.grammar_from_regex(output_format.regex))
+    if output_format.grammar is not None:
+        return _Source("output_format.grammar", _lark_grammar(output_format.grammar))
+    if output_format.choices is not None:
+        return _Source("output_format.choices", _choices_grammar(output_format.choices))
+    if not output_format.json_object:
+        raise InvalidArgument.field("output_format.json_object", "must be true")
+    return _Source("output_format.json_object", _schema_grammar(ANY_OBJECT))
+
+
+def _schema_grammar(schema: str) -> str:
+    """The grammar of a schema. What the schema says of white space, under "x-guidance", goes before our default."""
+    try:
+        parsed = json.loads(schema)  # llguidance would take what stands behind it for a part of the grammar
+        if _says_white_space(parsed):
+            return llguidance.LLMatcher.grammar_from_json_schema(schema)
+        return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": JSON_WHITE_SPACE})
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument.field("output_format.json_schema", f"not a JSON object: {brief(str(error))}") from error
+
+
+def _says_white_space(schema: object) -> bool:
+    """Whether a schema has an option of llguidance for white space."""
+    options = schema.get("x-guidance") if isinstance(schema, dict) else None
+    return isinstance(options, dict) and not options.keys().isdisjoint({"whitespace_flexible", "whitespace_pattern"})
+
+
+def _lark_grammar(text: str) -> str:
+    """A Lark grammar in a form that can be taken for nothing else."""
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def _choices_grammar(choices: Sequence[str]) -> str:
+    """A grammar whose texts are the choices. Its strings are written as those of JSON."""
+    return _lark_grammar("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices))

@@ -1,0 +1,173 @@
+"""The formats in which the supported families write calls of tools: one table, and how a model's format is found out.
+
+| format | families | example |
+|---|---|---|
+| hermes | Qwen2, Qwen2.5, Qwen3 | <tool_call>{"name": "f", "arguments": {}}</tool_call> |
+| llama3_json | Llama 3.x | {"name": "f", "parameters": {}} |
+| mistral | Mistral up to tokenizer v7 | [TOOL_CALLS][{"name": "f", "arguments": {}}] |
+| mistral_named | Mistral from tokenizer v11 | [TOOL_CALLS]f[ARGS]{} |
+"""
+
+import hashlib
+import secrets
+import string
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxctx.model.text.tool_calls.call_sink import CallSink
+from jaxctx.model.text.tool_calls.grammar import CallSyntax, Tool, tool_call_grammar
+from jaxctx.model.text.tool_calls.parser import ToolCallParser
+from jaxctx.model.text.tool_calls.readers import HermesReader, LlamaReader, MistralReader, Reader
+from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
+
+ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallFormat:
+    """How a family writes calls of tools."""
+
+    name: str
+    opening: str  # the mark before calls
+    make_reader: Callable[[CallSink], Reader]
+    syntax: CallSyntax  # for grammars
+    is_bare: bool = False  # an object at the start of an output is a call without the mark
+    call_id_length: int | None = None  # of ids: so many letters and digits, or the template refuses them
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts of the format that may be special tokens of a tokenizer."""
+        return tuple(dict.fromkeys([self.opening, *self.syntax.markers]))
+
+    def parser(self, *, tool_names: Collection[str] | None = None, whole_calls: bool = False) -> ToolCallParser:
+        """A parser for one output.
+
+        `tool_names`: a call of another tool is text; None: any name is taken. `whole_calls`: give a call only once all
+        of it is there, and one that breaks off as text; else its arguments come as they are written.
+        """
+        return ToolCallParser(
+            self.opening, self.make_reader, is_bare=self.is_bare, tool_names=tool_names, whole_calls=whole_calls
+        )
+
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        choice: str,
+        parallel: bool,
+        *,
+        special_ids: Mapping[str, int] | None = None,
+        reasoning: ReasoningFormat | None = None,
+    ) -> str:
+        """A grammar, in the Lark dialect of llguidance, whose texts the parser reads as calls of these tools.
+
+        Args:
+            tools: {"type": "function", "function": {"name": ..., "parameters": ..., "strict": ...}} each.
+            choice: "required" for any of them; the name of one; "auto" for text in which calls are free, but of these
+                names, and of strict tools with their schema.
+            parallel: Several calls may follow each other.
+            special_ids: The `markers` that are special tokens of the tokenizer, with their ids.
+            reasoning: Thoughts may stand before.
+
+        Raises InvalidArgument naming `tools` if there are none, `tool_choice` if it names none of them.
+        """
+        return tool_call_grammar(self.syntax, tools, choice, parallel, special_ids or {}, reasoning)
+
+    def new_call_id(self) -> str:
+        """An id for a new call, in the form that the family's template takes."""
+        if self.call_id_length is None:
+            return "call_" + secrets.token_hex(12)
+        return "".join(secrets.choice(ALPHANUMERIC) for _ in range(self.call_id_length))
+
+    def template_call_id(self, call_id: str) -> str:
+        """An id that a client sent, as the template takes it: as it is if it can be, else one that is made of it.
+
+        Equal ids give equal ones, so that results stay with their calls.
+        """
+        length = self.call_id_length
+        if length is None or (len(call_id) == length and all(letter in ALPHANUMERIC for letter in call_id)):
+            return call_id
+        return hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:length]
+
+
+HERMES = ToolCallFormat(
+    name="hermes",
+    opening="<tool_call>",
+    make_reader=HermesReader,
+    syntax=CallSyntax(
+        markers=("<tool_call>", "</tool_call>"),
+        trigger="<tool_call>",
+        before_name='<tool_call>\n{"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments="}\n</tool_call>",
+        between="\n",
+    ),
+)
+LLAMA3_JSON = ToolCallFormat(
+    name="llama3_json",
+    opening="<|python_tag|>",
+    make_reader=LlamaReader,
+    is_bare=True,
+    syntax=CallSyntax(
+        markers=(),
+        before_name='{"name": "',
+        before_arguments='", "parameters": ',
+        after_arguments="}",
+        between="; ",
+    ),
+)
+MISTRAL = ToolCallFormat(
+    name="mistral",
+    opening="[TOOL_CALLS]",
+    make_reader=MistralReader,
+    call_id_length=9,
+    syntax=CallSyntax(
+        markers=("[TOOL_CALLS]",),
+        trigger="[TOOL_CALLS]",
+        opening="[TOOL_CALLS]",
+        opening_list="[",
+        before_name='{"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        between=", ",
+        closing="]",
+    ),
+)
+MISTRAL_NAMED = ToolCallFormat(
+    name="mistral_named",
+    opening="[TOOL_CALLS]",
+    make_reader=MistralReader,
+    call_id_length=9,
+    syntax=CallSyntax(
+        markers=("[TOOL_CALLS]", "[ARGS]"),
+        trigger="[TOOL_CALLS]",
+        before_name="[TOOL_CALLS]",
+        before_arguments="[ARGS]",
+        name_is_json=False,
+    ),
+)
+TOOL_CALL_FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMED)}
+FAMILY_FORMATS = {
+    "LlamaForCausalLM": LLAMA3_JSON,
+    "MistralForCausalLM": MISTRAL,
+    "Qwen2ForCausalLM": HERMES,
+    "Qwen3ForCausalLM": HERMES,
+}
+# Templates with one of these write calls as none of the formats here: calls as XML or as Python.
+OTHER_FORMATS = ("<function=", "<|tool_call|>", "functools[", "<｜tool▁calls▁begin｜>")
+
+
+def tool_call_format(chat_template_source: str | None, family: str | None) -> ToolCallFormat | None:
+    """The format of a model: by what its chat template writes, else by its family (`architectures[0]`).
+
+    None if neither says it, or the template writes calls in a format that is not supported.
+    """
+    source = chat_template_source or ""
+    if any(mark in source for mark in OTHER_FORMATS):
+        return None
+    if "[TOOL_CALLS]" in source:
+        return MISTRAL_NAMED if "[ARGS]" in source else MISTRAL
+    if "<tool_call>" in source:
+        return HERMES
+    if "<|python_tag|>" in source or "<|start_header_id|>" in source:
+        return LLAMA3_JSON
+    return FAMILY_FORMATS.get(family or "")

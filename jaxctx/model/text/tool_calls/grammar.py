@@ -1,0 +1,185 @@
+"""Grammars that hold an output to calls of tools, in the Lark dialect of llguidance.
+
+A grammar is text; it is compiled where the masks are made. JSON is written as models were trained to write it, with one
+space behind ":" and "," and none elsewhere, so that a model cannot go on with spaces for ever.
+
+    start: thoughts? calls                    a call is required
+    start: thoughts? (any text | text_before calls)    calls are free, but each is as it must be
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
+
+MAX_CALLS = 128  # of one output: as many as a message holds
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+ANY_TEXT = r"/(.|\n)*/"
+NO_OBJECT = r"/([^{](.|\n)*)?/"  # a text that does not begin with an object
+Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": ..., "strict": ...}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSyntax:
+    """How calls are written.
+
+    opening  opening_list  before_name NAME before_arguments ARGUMENTS after_arguments  between  …  closing
+    """
+
+    markers: tuple[str, ...]  # texts in the fields below that are special tokens of many tokenizers
+    trigger: str = ""  # the marker by which calls in a text are known; empty: an object at the start of the text
+    opening: str = ""  # before all calls
+    opening_list: str = ""  # behind that, with a space between them or none
+    before_name: str
+    before_arguments: str
+    after_arguments: str = ""
+    between: str = ""  # two calls
+    closing: str = ""  # behind all calls
+    name_is_json: bool = True  # the name stands inside a JSON string
+
+
+def tool_call_grammar(
+    syntax: CallSyntax,
+    tools: Sequence[Tool],
+    choice: str,
+    parallel: bool,
+    special_ids: Mapping[str, int],
+    reasoning: ReasoningFormat | None,
+) -> str:
+    """See `ToolCallFormat.grammar`."""
+    writer = GrammarWriter(syntax, special_ids)
+    rules = writer.rules(chosen_tools(tools, choice), is_free=choice == "auto", parallel=parallel)
+    if reasoning is None:
+        return "\n".join(["start: answer", *rules])
+    before = "thoughts" if reasoning.is_open else "thoughts?"
+    return "\n".join([f"start: {before} answer", *writer.thoughts(reasoning), *rules])
+
+
+def chosen_tools(tools: Sequence[Tool], choice: str) -> Sequence[Tool]:
+    """The tools that may be called: all for "required" and "auto", else the one of this name.
+
+    Raises InvalidArgument naming `tools` or `tool_choice` if there is none.
+    """
+    if not tools:
+        raise InvalidArgument.field("tools", "must not be empty if a call is required")
+    if choice in ("required", "auto"):
+        return tools
+    found = [tool for tool in tools if tool["function"]["name"] == choice]
+    if not found:
+        raise InvalidArgument.field("tool_choice", "names no tool of the request")
+    return found[:1]
+
+
+class GrammarWriter:
+    """Writes the rules of one grammar."""
+
+    def __init__(self, syntax: CallSyntax, special_ids: Mapping[str, int]) -> None:
+        self._syntax = syntax
+        self._special_ids = special_ids  # of markers that are special tokens
+
+    def rules(self, tools: Sequence[Tool], *, is_free: bool, parallel: bool) -> list[str]:
+        """Rules for `answer`: calls of these tools, or with `is_free` any text, before calls or without."""
+        syntax, trigger = self._syntax, self._syntax.trigger
+        places = range(len(tools))
+        rules = [f"arguments_{place}: {arguments_symbol(tools[place], is_free=is_free)}" for place in places]
+        rules += [f"call_{place}: {self._call(syntax.before_name, place, tools[place])}" for place in places]
+        rules += ["call: " + alternatives("call", places)]
+        more = f"({sequence(self._text(syntax.between), 'call')}){{0,{MAX_CALLS - 1}}}" if parallel else ""
+        if not is_free:
+            return [*rules, "answer: " + sequence(*self._opening(syntax.opening), "call", more, *self._closing())]
+        if not trigger:
+            return [*rules, f"answer: {NO_OBJECT} | calls", "calls: " + sequence("call", more)]
+        # The text before the first call ends with the trigger, which that call then lacks.
+        rules += self._text_before(trigger)
+        if syntax.opening:
+            first = [*self._opening(syntax.opening.removeprefix(trigger)), "call"]
+        else:
+            head = syntax.before_name.removeprefix(trigger)
+            rules += [f"opened_{place}: {self._call(head, place, tools[place])}" for place in places]
+            first = ["(" + alternatives("opened", places) + ")"]
+        return [*rules, f"answer: {ANY_TEXT} | text_before " + sequence(*first, more, *self._closing())]
+
+    def thoughts(self, reasoning: ReasoningFormat) -> list[str]:
+        """Rules for `thoughts`: any text up to the closing mark, and the space behind it."""
+        opening = "" if reasoning.is_open else self._text(reasoning.opening, [reasoning.opening])
+        space = r"/[ \n]{0,4}/"
+        if reasoning.closing in self._special_ids:
+            closing = self._text(reasoning.closing, [reasoning.closing])
+            return ["thoughts: " + sequence(opening, ANY_TEXT, closing, space)]
+        closing = quoted(reasoning.closing)
+        return [
+            "thoughts: " + sequence(opening, "thoughts_text", space),
+            f"thoughts_text[lazy]: THOUGHT {closing}",
+            f"THOUGHT: {ANY_TEXT}",
+        ]
+
+    def _call(self, head: str, place: int, tool: Tool) -> str:
+        """One call of a tool, of which `head` stands before the name."""
+        syntax, name = self._syntax, str(tool["function"]["name"])
+        if syntax.name_is_json:
+            name = json.dumps(name, ensure_ascii=False)[1:-1]
+        before = sequence(self._text(head), quoted(name), self._text(syntax.before_arguments))
+        return sequence(before, f"arguments_{place}", self._text(syntax.after_arguments))
+
+    def _opening(self, opening: str) -> list[str]:
+        """What stands before all calls."""
+        if not self._syntax.opening_list:
+            return [self._text(opening)]
+        return [self._text(opening), '" "?', self._text(self._syntax.opening_list)]
+
+    def _closing(self) -> list[str]:
+        return [self._text(self._syntax.closing)]
+
+    def _text_before(self, trigger: str) -> list[str]:
+        """Rules for `text_before`: any text up to the first trigger."""
+        if trigger in self._special_ids:
+            return ["text_before: " + sequence(ANY_TEXT, self._text(trigger))]
+        return [f"text_before[lazy]: TEXT {quoted(trigger)}", f"TEXT: {ANY_TEXT}"]
+
+    def _text(self, text: str, markers: Sequence[str] | None = None) -> str:
+        """A text that must be written as it is; markers in it are special tokens where the tokenizer has them."""
+        symbols: list[str] = []
+        for part in split_markers(text, self._syntax.markers if markers is None else markers):
+            special_id = self._special_ids.get(part)
+            symbols.append(quoted(part) if special_id is None else f"<[{special_id}]>")
+        return " ".join(symbols)
+
+
+def split_markers(text: str, markers: Sequence[str]) -> list[str]:
+    """The text in parts, where each marker in it is a part of its own."""
+    parts = [text]
+    for marker in markers:
+        divided: list[str] = []
+        for part in parts:
+            before, *behind = [part] if part in markers else part.split(marker)
+            divided.append(before)
+            for piece in behind:
+                divided += [marker, piece]
+        parts = divided
+    return [part for part in parts if part]
+
+
+def arguments_symbol(tool: Tool, *, is_free: bool) -> str:
+    """The arguments of a tool: an object of its schema. Of a call that is free, only a strict tool has its schema."""
+    function = tool["function"]
+    is_bound = not is_free or function.get("strict") is True
+    schema = {**(function.get("parameters") or {}), "type": "object"} if is_bound else {"type": "object"}
+    return "%json " + json.dumps({**schema, "x-guidance": JSON_STYLE}, ensure_ascii=False)
+
+
+def alternatives(name: str, places: Sequence[int]) -> str:
+    """One of the rules of this name."""
+    return " | ".join(f"{name}_{place}" for place in places)
+
+
+def sequence(*symbols: str) -> str:
+    """Symbols one behind the other, without those that are empty."""
+    return " ".join(symbol for symbol in symbols if symbol)
+
+
+def quoted(text: str) -> str:
+    """A text as a symbol; empty for no text."""
+    return json.dumps(text, ensure_ascii=False) if text else ""

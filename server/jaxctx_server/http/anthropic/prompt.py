@@ -1,0 +1,164 @@
+"""System text, messages and tools of a request as the chat template reads them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages, ToolCall
+from jaxctx_server.http.errors import json_text
+
+Json = dict[str, Any]
+MAX_MESSAGES = 1024
+MAX_TOOLS = 128
+BILLING_LINE = "x-anthropic-billing-header"  # begins a block that changes with every request and says nothing
+
+
+def parse_prompt(system: object, messages: object) -> ChatMessages:
+    """The prompt. A last message of the assistant is left open, so that the answer continues it.
+
+    Raises InvalidArgument naming the field.
+    """
+    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise InvalidArgument.field("messages", f"must be a list of 1 to {MAX_MESSAGES} messages")
+    text = system_text(system)
+    parsed = [ChatMessage(role="system", content=text)] if text else []
+    for index, message in enumerate(messages):
+        parsed += parse_message(message, f"messages[{index}]")
+    if len(parsed) > MAX_MESSAGES:
+        raise InvalidArgument.field("messages", f"must have up to {MAX_MESSAGES} messages, tool results counted")
+    if parsed[-1].role == "assistant" and not parsed[-1].tool_calls:
+        return ChatMessages(messages=parsed, continue_final_message=True)
+    return ChatMessages(messages=parsed, add_generation_prompt=True)
+
+
+def system_text(system: object) -> str:
+    """The system text, without billing lines. Raises InvalidArgument naming the field."""
+    if system is None:
+        return ""
+    if isinstance(system, str):
+        return "" if is_billing_line(system) else system
+    if not isinstance(system, list):
+        raise InvalidArgument.field("system", "must be a text or a list of text blocks")
+    texts = [block_text(block, f"system[{index}]") for index, block in enumerate(system)]
+    return "\n\n".join(text for text in texts if not is_billing_line(text))
+
+
+def is_billing_line(text: str) -> bool:
+    """Whether a text is the line with which a client tells how it bills."""
+    return text.lstrip().lower().startswith(BILLING_LINE) and "\n" not in text.strip()
+
+
+def parse_message(message: object, field: str) -> list[ChatMessage]:
+    """A message; results of tools are messages of their own. Raises InvalidArgument naming the field."""
+    if not isinstance(message, dict):
+        raise InvalidArgument.field(field, "must be an object")
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise InvalidArgument.field(f"{field}.content", "must be a text or a list of blocks")
+    match role:
+        case "assistant":
+            return [parse_answer(content, f"{field}.content")]
+        case "user" | "system":
+            return parse_question(role, content, f"{field}.content")
+    raise InvalidArgument.field(f"{field}.role", "must be user, assistant or system")
+
+
+def parse_question(role: str, blocks: Sequence[object], field: str) -> list[ChatMessage]:
+    """Results of tools, and the text around them. Raises InvalidArgument naming the field."""
+    messages: list[ChatMessage] = []
+    for index, block in enumerate(blocks):
+        where = f"{field}[{index}]"
+        if isinstance(block, dict) and block.get("type") == "tool_result":
+            messages.append(
+                ChatMessage(
+                    role="tool",
+                    content=result_text(block.get("content"), f"{where}.content"),
+                    tool_call_id=text_field(block, "tool_use_id", where),
+                )
+            )
+        else:
+            text = block_text(block, where)
+            if messages and messages[-1].role == role:
+                messages[-1].content += text
+            else:
+                messages.append(ChatMessage(role=role, content=text))
+    return messages or [ChatMessage(role=role)]
+
+
+def parse_answer(blocks: Sequence[object], field: str) -> ChatMessage:
+    """A message of the assistant. Raises InvalidArgument naming the field."""
+    answer = ChatMessage(role="assistant")
+    for index, block in enumerate(blocks):
+        where = f"{field}[{index}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        match kind:
+            case "thinking":
+                answer.reasoning += text_field(block, "thinking", where)
+            case "redacted_thinking":
+                pass  # nobody but its author can read it
+            case "tool_use":
+                answer.tool_calls.append(parse_tool_use(block, where))
+            case _:
+                answer.content += block_text(block, where)
+    return answer
+
+
+def parse_tool_use(block: Any, field: str) -> ToolCall:
+    """A call of a tool. Raises InvalidArgument naming the field."""
+    arguments = block.get("input", {})
+    if not isinstance(arguments, dict):
+        raise InvalidArgument.field(f"{field}.input", "must be an object")
+    call_id, name = text_field(block, "id", field), text_field(block, "name", field)
+    return ToolCall(id=call_id, name=name, arguments=json_text(arguments))
+
+
+def result_text(content: object, field: str) -> str:
+    """The text of the result of a tool. Raises InvalidArgument naming the field."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidArgument.field(field, "must be a text or a list of text blocks")
+    return "".join(block_text(block, f"{field}[{index}]") for index, block in enumerate(content))
+
+
+def block_text(block: object, field: str) -> str:
+    """The text of a text block. Raises InvalidArgument naming the field."""
+    if not isinstance(block, dict):
+        raise InvalidArgument.field(field, "must be an object")
+    if block.get("type") != "text":
+        raise InvalidArgument.field(f"{field}.type", "is not supported here: only text is")
+    return text_field(block, "text", field)
+
+
+def text_field(block: Any, name: str, field: str) -> str:
+    """A text of a block. Raises InvalidArgument naming its field."""
+    text = block.get(name)
+    if not isinstance(text, str):
+        raise InvalidArgument.field(f"{field}.{name}", "must be a text")
+    return text
+
+
+def parse_tools(tools: object) -> list[str]:
+    """Tools as the chat template reads them, each as JSON. Raises InvalidArgument naming the field."""
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+        raise InvalidArgument.field("tools", f"must be a list of up to {MAX_TOOLS} tools")
+    return [json_text(parse_tool(tool, f"tools[{index}]")) for index, tool in enumerate(tools)]
+
+
+def parse_tool(tool: object, field: str) -> Json:
+    """One tool. Raises InvalidArgument naming the field."""
+    if not isinstance(tool, dict):
+        raise InvalidArgument.field(field, "must be an object")
+    if tool.get("type") not in (None, "custom"):
+        raise InvalidArgument.field(f"{field}.type", "must be custom: this server runs no tools itself")
+    schema = tool.get("input_schema")
+    if not isinstance(schema, dict):
+        raise InvalidArgument.field(f"{field}.input_schema", "must be a JSON schema")
+    function: Json = {"name": text_field(tool, "name", field), "parameters": schema}
+    if isinstance(tool.get("description"), str):
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}

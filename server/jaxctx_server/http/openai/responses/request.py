@@ -1,0 +1,225 @@
+"""The body of POST /v1/responses, read and checked."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
+from jaxctx_server.http.errors import json_text
+from jaxctx_server.http.openai.request import check_asks_for_nothing, parse_object, parse_truth, set_field, set_sampling
+from jaxctx_server.http.openai.responses.items import parse_input
+
+Json = dict[str, Any]
+MAX_TOOLS = 128
+MAX_METADATA = 16
+CREATE_FIELDS: Mapping[str, str] = {"model": "model_id", "cache_salt": "salt"}
+GENERATE_FIELDS: Mapping[str, str] = {
+    "max_output_tokens": "max_tokens",
+    "min_tokens": "min_tokens",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+}
+OWN_FIELDS = (
+    *("input", "instructions", "previous_response_id", "conversation", "store", "stream", "stream_options"),
+    *("tools", "tool_choice", "parallel_tool_calls", "text", "include", "top_logprobs", "metadata", "reasoning"),
+    *("truncation", "prompt_cache_options", "background", "stop"),
+)
+SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+IGNORED_FIELDS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
+UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "prompt": ({},),
+    "context_management": ([],),
+    "moderation": ({},),
+    "max_tool_calls": (),
+    "n": (1,),
+}
+KNOWN_FIELDS = frozenset(
+    (*CREATE_FIELDS, *GENERATE_FIELDS, *OWN_FIELDS, *SAMPLING_FIELDS, *IGNORED_FIELDS, *UNSUPPORTED_FIELDS)
+)
+
+
+class ToolChoice(TypedDict):
+    """Which tools may be called, by the names of `chat_output.ToolUse`."""
+
+    choice: Literal["auto", "none", "required", "named"]
+    name: str
+    parallel: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesRequest:
+    """What a request asks for."""
+
+    fields: Json  # as they were sent; those that are null are as if they were not there
+    items: Sequence[Json]  # of the input
+    instructions: str | None
+    tools: Sequence[str] | None  # JSON texts as the chat template reads them; None: not said
+    previous_response_id: str | None
+    conversation_id: str | None
+    tool_choice: ToolChoice
+    comparison_response_id: str | None
+    store: bool
+    stream: bool
+    create: CreateContextRequest
+    generate: GenerateRequest
+    unknown_fields: tuple[str, ...]
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """The names that this API has for fields of the contract."""
+        return {contract: name for name, contract in {**CREATE_FIELDS, **GENERATE_FIELDS}.items()} | {
+            "messages": "input"
+        }
+
+
+def parse_responses_request(data: bytes) -> ResponsesRequest:
+    """The request of a body. Raises InvalidArgument naming the field."""
+    return read_fields(parse_object(data))
+
+
+def read_fields(fields: Json) -> ResponsesRequest:
+    """The request of these fields. Raises InvalidArgument naming the field."""
+    for name, values in UNSUPPORTED_FIELDS.items():
+        if name in fields:
+            check_asks_for_nothing(name, fields[name], values)
+    create, generate = CreateContextRequest(), GenerateRequest()
+    for name, contract_name in CREATE_FIELDS.items():
+        if name in fields:
+            set_field(create, contract_name, fields[name], name)
+    for name, contract_name in GENERATE_FIELDS.items():
+        if name in fields:
+            set_field(generate, contract_name, fields[name], name)
+    set_sampling(fields, generate)
+    set_output_format(fields, generate)
+    previous, conversation = optional_text(fields, "previous_response_id"), conversation_id(fields)
+    if previous is not None and conversation is not None:
+        raise InvalidArgument.field("previous_response_id", "must not be set together with conversation")
+    check_metadata(fields.get("metadata", {}))
+    return ResponsesRequest(
+        fields=fields,
+        items=parse_input(fields.get("input")),
+        instructions=optional_text(fields, "instructions"),
+        tools=parse_tools(fields["tools"]) if "tools" in fields else None,
+        previous_response_id=previous,
+        conversation_id=conversation,
+        tool_choice=parse_tool_choice(fields),
+        comparison_response_id=optional_text(object_of(fields, "prompt_cache_options"), "comparison_response_id"),
+        store=parse_truth("store", fields.get("store", True)),
+        stream=parse_truth("stream", fields.get("stream", False)),
+        create=create,
+        generate=generate,
+        unknown_fields=tuple(name for name in fields if name not in KNOWN_FIELDS),
+    )
+
+
+def optional_text(fields: Mapping[str, Any], name: str) -> str | None:
+    """A text, or None if it is not there. Raises InvalidArgument."""
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgument.field(name, "must be a text")
+    return value
+
+
+def object_of(fields: Mapping[str, Any], name: str) -> Json:
+    """An object, empty if it is not there. Raises InvalidArgument."""
+    value = fields.get(name, {})
+    if not isinstance(value, dict):
+        raise InvalidArgument.field(name, "must be an object")
+    return value
+
+
+def conversation_id(fields: Mapping[str, Any]) -> str | None:
+    """The conversation: its id, or an object with that. Raises InvalidArgument."""
+    value = fields.get("conversation")
+    if isinstance(value, dict):
+        value = value.get("id")
+        if not isinstance(value, str):
+            raise InvalidArgument.field("conversation.id", "must be a text")
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgument.field("conversation", "must be the id of a conversation")
+    return value
+
+
+def parse_tools(value: object) -> list[str]:
+    """Functions as the chat template reads them, each as JSON. Raises InvalidArgument naming the field."""
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise InvalidArgument.field("tools", f"must be a list of up to {MAX_TOOLS} tools")
+    return [json_text(chat_tool(tool, f"tools[{index}]")) for index, tool in enumerate(value)]
+
+
+def chat_tool(tool: object, field: str) -> Json:
+    """One function in the form of chat. Raises InvalidArgument naming the field."""
+    if not isinstance(tool, dict):
+        raise InvalidArgument.field(field, "must be an object")
+    if tool.get("type") != "function":
+        raise InvalidArgument.field(f"{field}.type", "must be function: this server runs no tools itself")
+    name, parameters = tool.get("name"), tool.get("parameters")
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument.field(f"{field}.name", "must be a text")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise InvalidArgument.field(f"{field}.parameters", "must be a JSON schema")
+    function: Json = {"name": name, "parameters": parameters or {"type": "object", "properties": {}}}
+    if isinstance(tool.get("description"), str):
+        function["description"] = tool["description"]
+    if tool.get("strict") is True:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def parse_tool_choice(fields: Mapping[str, Any]) -> ToolChoice:
+    """Which tools may be called, and whether one must be. Raises InvalidArgument naming the field."""
+    parallel = parse_truth("parallel_tool_calls", fields.get("parallel_tool_calls", True))
+    choice = fields.get("tool_choice", "auto")
+    if choice in ("auto", "none", "required"):
+        return ToolChoice(choice=choice, name="", parallel=parallel)
+    if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("name"), str):
+        return ToolChoice(choice="named", name=choice["name"], parallel=parallel)
+    raise InvalidArgument.field("tool_choice", "must be auto, none, required, or a function with its name")
+
+
+def set_output_format(fields: Mapping[str, Any], generate: GenerateRequest) -> None:
+    """Set the format of the text. Raises InvalidArgument naming the field."""
+    wanted = object_of(fields, "text").get("format", {"type": "text"})
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    match kind:
+        case "text":
+            return
+        case "json_object":
+            generate.output_format.json_object = True
+        case "json_schema":
+            if not isinstance(wanted.get("schema"), dict):
+                raise InvalidArgument.field("text.format.schema", "must be a JSON schema")
+            generate.output_format.json_schema = json_text(wanted["schema"])
+        case _:
+            raise InvalidArgument.field("text.format.type", "must be text, json_object or json_schema")
+
+
+def response_tools(tools: Sequence[str]) -> list[Json]:
+    """Tools of chat in the form of this API."""
+    functions = [json.loads(tool)["function"] for tool in tools]
+    return [
+        {
+            "type": "function",
+            "name": function["name"],
+            "description": function.get("description"),
+            "parameters": function["parameters"],
+            "strict": function.get("strict", False),
+        }
+        for function in functions
+    ]
+
+
+def check_metadata(value: object) -> None:
+    """Raise InvalidArgument for notes that are no map of up to 16 short texts."""
+    if not isinstance(value, dict) or len(value) > MAX_METADATA:
+        raise InvalidArgument.field("metadata", f"must be an object of up to {MAX_METADATA} texts")
+    for key, text in value.items():
+        if len(key) > 64 or not isinstance(text, str) or len(text) > 512:
+            raise InvalidArgument.field("metadata", "must have keys of up to 64 and texts of up to 512 characters")

@@ -1,0 +1,102 @@
+"""States that are kept for a caller under a name: what a context holds, and a JSON document beside it.
+
+A stored state is one snapshot: its tokens and pages are the context's, its attachment is the document. So a response, a
+conversation or a cached context lives, expires, is durable and is deleted as its pages are, in its owner's namespace,
+and no table is kept beside it. Where the server has a store it survives a restart; else it lives in memory until the
+server ends.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+
+from jaxctx.errors import DataLoss, FailedPrecondition
+from jaxctx.v1 import snapshot_service_pb2 as pb
+from jaxctx.v1.lifetime_pb2 import Ttl
+from jaxctx.v1.snapshot_pb2 import Snapshot
+from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.errors import json_text
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """One version of a stored state."""
+
+    snapshot: Snapshot
+    document: Json
+    tokens: tuple[int, ...] = ()  # if they were asked for
+
+    @property
+    def name(self) -> str:
+        """The name of the snapshot."""
+        return self.snapshot.name
+
+    @property
+    def version(self) -> int:
+        """The version of the snapshot, to overwrite or to open exactly this one."""
+        return self.snapshot.version
+
+
+async def save_state(
+    call: HttpCall,
+    context_id: str,
+    name: str,
+    document: Json,
+    ttl: Ttl,
+    *,
+    replaces: int | None = None,
+    must_last: bool = True,
+) -> Snapshot:
+    """Keep the state of a context and a document under a name. Returns once that is as durable as the server can make
+    it; with `must_last` false it is only kept in memory.
+
+    `replaces` is the version that this one replaces; None: the name is new. Raises AlreadyExists, Aborted
+    (VERSION_MISMATCH) if another version became the latest meanwhile, and ResourceExhausted for a quota.
+    """
+    request = pb.SaveRequest(
+        context_id=context_id,
+        name=name,
+        overwrite_version=replaces,
+        ttl=ttl,
+        durable=must_last,
+        attachment=json_text(document).encode(),
+    )
+    try:
+        return (await call.unary(call.services.snapshots.save, request)).snapshot
+    except FailedPrecondition as error:
+        if error.reason != "NO_STORE":
+            raise
+    request.durable = False
+    return (await call.unary(call.services.snapshots.save, request)).snapshot
+
+
+async def load_state(call: HttpCall, name: str, *, include_tokens: bool = False) -> StoredState:
+    """The latest version of a stored state. Raises NotFound (SNAPSHOT_NOT_FOUND), and DataLoss for a document that is
+    no JSON object.
+    """
+    request = pb.GetSnapshotRequest(name=name, include_attachment=True, include_tokens=include_tokens)
+    found = await call.unary(call.services.snapshots.get_snapshot, request)
+    try:
+        document = json.loads(found.attachment)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise DataLoss("the document of a stored state is damaged")
+    return StoredState(found.snapshot, document, tuple(found.tokens.ids))
+
+
+async def delete_state(call: HttpCall, name: str) -> None:
+    """Delete all versions of a stored state. Raises NotFound (SNAPSHOT_NOT_FOUND)."""
+    await call.unary(call.services.snapshots.delete_snapshot, pb.DeleteSnapshotRequest(name=name))
+
+
+def ttl_of(seconds: float | None, *, sliding: bool = False) -> Ttl:
+    """A time to live. None: for ever."""
+    if seconds is None:
+        return Ttl()
+    whole = int(seconds)
+    return Ttl(duration=Duration(seconds=whole, nanos=int((seconds - whole) * 1e9)), sliding=sliding)

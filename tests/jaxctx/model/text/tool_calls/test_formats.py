@@ -1,0 +1,74 @@
+"""Which format a model has, and ids in the form that its template takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxctx.model.config import ARCHITECTURES
+from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS, reasoning_format, tool_call_format
+
+# The lines of published templates that write a call.
+QWEN25 = "{{- '\\n<tool_call>\\n{\"name\": \"' }}{{- tool_call.arguments | tojson }}{{- '}\\n</tool_call>' }}"
+QWEN3_CODER = "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}"
+LLAMA31 = "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{{- '{\"name\": \"' + tool_call.name + '\", ' }}"
+MISTRAL03 = '{{- "[TOOL_CALLS] [" }}{{- out[:-1] }}'
+MISTRAL11 = "{{- '[TOOL_CALLS]' + tool_call.function.name + '[ARGS]' + arguments }}"
+DEEPSEEK_QWEN = "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type']}}"
+
+
+@pytest.mark.parametrize(
+    ("source", "family", "name"),
+    [
+        (QWEN25, "Qwen2ForCausalLM", "hermes"),
+        (QWEN25, "LlamaForCausalLM", "hermes"),  # Hermes models of that family
+        (QWEN3_CODER, "Qwen3ForCausalLM", None),
+        (DEEPSEEK_QWEN, "Qwen2ForCausalLM", None),
+        (LLAMA31, "LlamaForCausalLM", "llama3_json"),
+        (MISTRAL03, "MistralForCausalLM", "mistral"),
+        (MISTRAL11, "MistralForCausalLM", "mistral_named"),
+        (None, "MistralForCausalLM", "mistral"),
+        ("{{ messages }}", "Qwen3ForCausalLM", "hermes"),
+        (None, None, None),
+        ("{{ messages }}", "OtherForCausalLM", None),
+    ],
+)
+def test_a_model_has_the_format_of_its_template_or_else_of_its_family(
+    source: str | None, family: str | None, name: str | None
+) -> None:
+    found = tool_call_format(source, family)
+    assert (found.name if found else None) == name
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_every_family_has_a_format(family: str) -> None:
+    assert tool_call_format(None, family) is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "opening", "name"),
+    [
+        ("{{ content.split('</think>')[-1] }}", "<|im_start|>assistant", "think"),
+        ("{{ content.split('</think>')[-1] }}", "<|im_start|>assistant\n<think>", "think_opened"),
+        ("{{ content }}", "<|im_start|>assistant", None),
+        (None, None, None),
+    ],
+)
+def test_the_format_of_thoughts(source: str | None, opening: str | None, name: str | None) -> None:
+    found = reasoning_format(source, opening)
+    assert (found.name if found else None) == name
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
+def test_ids_of_calls(name: str) -> None:
+    each = TOOL_CALL_FORMATS[name]
+    new = each.new_call_id()
+    assert new != each.new_call_id()
+    assert each.template_call_id(new) == new
+    foreign = "call_0123456789abcdef"
+    made = each.template_call_id(foreign)
+    if each.call_id_length is None:
+        assert made == foreign
+    else:
+        assert len(made) == 9
+        assert made.isalnum()
+        assert made == each.template_call_id(foreign) != each.template_call_id(foreign + "0")

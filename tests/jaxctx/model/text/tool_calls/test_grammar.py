@@ -1,0 +1,248 @@
+"""Grammars of calls, by llguidance's own matcher: what they let through, and that the parser reads all of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from tokenizers import decoders, models, pre_tokenizers
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.bundled import BUNDLED
+from jaxctx.model.text.tool_calls import (
+    REASONING_FORMATS,
+    TOOL_CALL_FORMATS,
+    OutputParser,
+    ToolCallFormat,
+)
+from tests.tool_call_events import Read, parse
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 8},
+                "unit": {"enum": ["C", "F"]},
+                "days": {"type": "array", "items": {"$ref": "#/$defs/day"}, "maxItems": 2},
+            },
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+            "$defs": {"day": {"type": "integer", "minimum": 1, "maximum": 7}},
+        },
+    },
+}
+NOW: dict[str, Any] = {"type": "function", "function": {"name": "now-2"}}
+ODD: dict[str, Any] = {"type": "function", "function": {"name": 'o"d\\d é/\n', "parameters": {}}}
+TOOLS = [WEATHER, NOW]
+GOOD = '{"city": "Bonn", "unit": "C", "days": [1, 7]}'
+BAD = [
+    '{"unit": "C"}',
+    '{"city": 7, "unit": "C"}',
+    '{"city": "Bonn", "unit": "K"}',
+    '{"city": "B", "unit": "C", "x": 1}',
+]
+
+
+def with_marks(*marks: str) -> tuple[LLTokenizer, dict[str, int]]:
+    """A tokenizer of bytes that has these marks as special tokens, and their ids."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    entries = ["<|end|>", *alphabet]
+    backend = tokenizers.Tokenizer(models.BPE({entry: place for place, entry in enumerate(entries)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = [tokenizers.AddedToken(each, special=True, normalized=False) for each in ("<|end|>", *marks)]
+    backend.add_special_tokens(special)
+    ids = {mark: backend.token_to_id(mark) for mark in marks}
+    return LLTokenizer(backend.to_str(), eos_token=0), ids
+
+
+PLAIN = LLTokenizer(Path(BUNDLED / "tokenizer.json").read_text("utf-8")), dict[str, int]()
+SPECIAL = {name: with_marks(*each.markers, "<think>", "</think>") for name, each in TOOL_CALL_FORMATS.items()}
+CASES = [(name, kind) for name in TOOL_CALL_FORMATS for kind in ("plain", "special")]
+
+
+def tokenizer_of(name: str, kind: str) -> tuple[LLTokenizer, dict[str, int]]:
+    return PLAIN if kind == "plain" else SPECIAL[name]
+
+
+def accepts(tokenizer: LLTokenizer, grammar: str, text: str) -> bool:
+    """Whether a whole output with this text fits the grammar."""
+    assert LLMatcher.validate_grammar(grammar, tokenizer) == ""
+    matcher = LLMatcher(tokenizer, grammar)
+    tokens = tokenizer.tokenize_str(text, parse_special=True)
+    taken = matcher.try_consume_tokens(tokens)
+    assert not matcher.is_error(), matcher.get_error()
+    return taken == len(tokens) and matcher.is_accepting()
+
+
+def written(name: str, *calls: tuple[str, str]) -> str:
+    """Calls, names and arguments, as the format's models write them."""
+    pairs = [(json.dumps(tool, ensure_ascii=False), arguments) for tool, arguments in calls]
+    match name:
+        case "hermes":
+            each = [
+                f'<tool_call>\n{{"name": {tool}, "arguments": {arguments}}}\n</tool_call>' for tool, arguments in pairs
+            ]
+            return "\n".join(each)
+        case "llama3_json":
+            return "; ".join(f'{{"name": {tool}, "parameters": {arguments}}}' for tool, arguments in pairs)
+        case "mistral":
+            each = [f'{{"name": {tool}, "arguments": {arguments}}}' for tool, arguments in pairs]
+            return "[TOOL_CALLS] [" + ", ".join(each) + "]"
+    return "".join(f"[TOOL_CALLS]{tool}[ARGS]{arguments}" for tool, arguments in calls)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_required_call_is_one_of_the_tools_with_its_schema(name: str, kind: str) -> None:
+    tokenizer, ids = tokenizer_of(name, kind)
+    grammar = TOOL_CALL_FORMATS[name].grammar(TOOLS, "required", False, special_ids=ids)
+    assert accepts(tokenizer, grammar, written(name, ("get_weather", GOOD)))
+    assert accepts(tokenizer, grammar, written(name, ("now-2", '{"any": [{}]}')))
+    for arguments in BAD:
+        assert not accepts(tokenizer, grammar, written(name, ("get_weather", arguments)))
+    for text in (
+        "",
+        "Hello",
+        written(name, ("other", "{}")),
+        written(name, ("now-2", "[]")),
+        written(name, ("now-2", "{}"), ("now-2", "{}")),
+        written(name, ("now-2", "{}"))[:-1],
+        written(name, ("now-2", "{}")) + "x",
+    ):
+        assert not accepts(tokenizer, grammar, text), text
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_named_call_and_parallel_calls(name: str, kind: str) -> None:
+    tokenizer, ids = tokenizer_of(name, kind)
+    make = TOOL_CALL_FORMATS[name].grammar
+    named = make(TOOLS, "get_weather", False, special_ids=ids)
+    assert accepts(tokenizer, named, written(name, ("get_weather", GOOD)))
+    assert not accepts(tokenizer, named, written(name, ("now-2", "{}")))
+    parallel = make(TOOLS, "required", True, special_ids=ids)
+    for count in (1, 2, 3):
+        assert accepts(tokenizer, parallel, written(name, *[("get_weather", GOOD), ("now-2", "{}")] * count))
+    assert not accepts(tokenizer, parallel, written(name, ("get_weather", GOOD), ("get_weather", BAD[0])))
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_free_calls_are_text_or_calls_of_the_tools(name: str, kind: str) -> None:
+    """Only a strict tool has its schema."""
+    tokenizer, ids = tokenizer_of(name, kind)
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+    grammar = TOOL_CALL_FORMATS[name].grammar([strict, NOW], "auto", True, special_ids=ids)
+    for text in (
+        "",
+        "Hello\n {} <tool",
+        *([] if name == "llama3_json" else ["{1}", "7 " + written(name, ("now-2", "{}"))]),
+    ):
+        assert accepts(tokenizer, grammar, text), text
+    assert accepts(tokenizer, grammar, written(name, ("get_weather", GOOD), ("now-2", '{"a": 1}')))
+    assert not accepts(tokenizer, grammar, written(name, ("get_weather", BAD[0])))
+    assert not accepts(tokenizer, grammar, written(name, ("other", "{}")))
+    assert accepts(
+        tokenizer,
+        TOOL_CALL_FORMATS[name].grammar(TOOLS, "auto", False, special_ids=ids),
+        written(name, ("get_weather", BAD[0])),
+    )
+
+
+@pytest.mark.parametrize("opened", ["think", "think_opened"])
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_thoughts_may_stand_before_calls(name: str, kind: str, opened: str) -> None:
+    tokenizer, ids = tokenizer_of(name, kind)
+    reasoning = REASONING_FORMATS[opened]
+    special = {mark: tokenizer.tokenize_str(mark, parse_special=True)[0] for mark in reasoning.markers} if ids else {}
+    grammar = TOOL_CALL_FORMATS[name].grammar(TOOLS, "required", True, special_ids=ids | special, reasoning=reasoning)
+    made = written(name, ("now-2", "{}"))
+    thought = f"\nShould I < {made}?\n</think>\n\n"
+    thought = thought if reasoning.is_open else "<think>" + thought
+    if kind == "special":  # a model does not write marks in its thoughts
+        thought = thought.replace(made, "call")
+    assert accepts(tokenizer, grammar, thought + made)
+    assert accepts(tokenizer, grammar, made) is not reasoning.is_open
+    assert not accepts(tokenizer, grammar, thought + "no")
+    assert not accepts(tokenizer, grammar, thought)
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral"])
+def test_a_name_of_any_letters(name: str) -> None:
+    grammar = TOOL_CALL_FORMATS[name].grammar([ODD], "required", False)
+    text = written(name, (ODD["function"]["name"], '{"a": 1}'))
+    assert accepts(PLAIN[0], grammar, text)
+    assert parse(TOOL_CALL_FORMATS[name].parser(), [text]).calls == [(ODD["function"]["name"], '{"a": 1}')]
+
+
+def draw(tokenizer: LLTokenizer, grammar: str, seed: int, most: int = 400) -> str | None:
+    """The text of random tokens that the masks let through; None if it is too long."""
+    chooser, matcher = random.Random(seed), LLMatcher(tokenizer, grammar)
+    mask = allocate_token_bitmask(1, tokenizer.vocab_size)
+    tokens: list[int] = []
+    while not matcher.is_stopped() and len(tokens) < most:
+        fill_next_token_bitmask(matcher, mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: tokenizer.vocab_size])
+        # What ends a string, a list or the output is chosen often, so that outputs are short.
+        ends = [int(token) for token in allowed if tokenizer.decode_str([int(token)]) in ('"', "]", "}")]
+        token = tokenizer.eos_token if tokenizer.eos_token in allowed and chooser.random() < 0.5 else None
+        if token is None:
+            token = chooser.choice(ends) if ends and chooser.random() < 0.4 else int(chooser.choice(list(allowed)))
+        assert matcher.consume_token(token), matcher.get_error()
+        if token == tokenizer.eos_token:
+            break
+        tokens.append(token)
+    assert not matcher.is_error()
+    return tokenizer.decode_str(tokens) if len(tokens) < most else None
+
+
+@pytest.mark.parametrize("choice", ["required", "get_weather"])
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_whatever_the_masks_let_through_is_read_as_calls(name: str, kind: str, choice: str) -> None:
+    """Round trip: grammar, random output, parser."""
+    tokenizer, ids = tokenizer_of(name, kind)
+    each = TOOL_CALL_FORMATS[name]
+    bound = {**NOW, "function": {"name": "now-2", "parameters": {"properties": {}, "additionalProperties": False}}}
+    grammar = each.grammar([WEATHER, bound], choice, True, special_ids=ids)
+    outputs = [text for seed in range(12) if (text := draw(tokenizer, grammar, seed)) is not None]
+    assert len(outputs) >= 4
+    for text in outputs:
+        found: Read = parse(each.parser(tool_names={"get_weather", "now-2"}), list(text))
+        assert found.text == ""
+        assert found.calls
+        assert not found.broken
+        for tool, arguments in found.calls:
+            value = json.loads(arguments)
+            if tool == "get_weather":
+                assert {"city", "unit"} <= value.keys() <= {"city", "unit", "days"}
+                assert value["unit"] in ("C", "F")
+            else:
+                assert (tool, value) == ("now-2", {})
+                assert choice == "required"
+
+
+def test_thoughts_and_calls_are_read_as_such() -> None:
+    reasoning = REASONING_FORMATS["think"]
+    each: ToolCallFormat = TOOL_CALL_FORMATS["hermes"]
+    grammar = each.grammar(TOOLS, "now-2", False, reasoning=reasoning)
+    text = "<think>\nso\n</think>\n\n" + written("hermes", ("now-2", "{}"))
+    assert accepts(PLAIN[0], grammar, text)
+    found = parse(OutputParser(reasoning.parser(), each.parser()), [text])
+    assert (found.thoughts, found.calls, found.text) == ("so", [("now-2", "{}")], "")
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "field"), [([], "required", "tools"), ([], "auto", "tools"), (TOOLS, "other", "tool_choice")]
+)
+def test_choices_that_cannot_be(tools: Any, choice: str, field: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        TOOL_CALL_FORMATS["hermes"].grammar(tools, choice, False)
+    assert [violation.field for violation in raised.value.violations] == [field]

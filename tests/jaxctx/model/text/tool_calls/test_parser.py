@@ -1,0 +1,275 @@
+"""Calls and thoughts in a text that streams: the same whatever way it is cut into pieces, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import Any
+
+import pytest
+
+from jaxctx.model.text.tool_calls import (
+    REASONING_FORMATS,
+    TOOL_CALL_FORMATS,
+    OutputParser,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from tests.tool_call_events import Read, parse
+
+
+def every_split(name: str, text: str, **options: Any) -> Read:
+    """What is read of a text at once; the same must be read of its characters, and of its two parts at every place."""
+    make = TOOL_CALL_FORMATS[name].parser
+    whole = parse(make(**options), [text])
+    assert parse(make(**options), list(text)) == whole
+    for place in range(1, len(text)):
+        assert parse(make(**options), [text[:place], text[place:]]) == whole, place
+    for seed in range(20):
+        chooser, pieces, at = random.Random(seed), [], 0
+        while at < len(text):
+            size = chooser.randint(1, 9)
+            pieces.append(text[at : at + size])
+            at += size
+        assert parse(make(**options), pieces) == whole
+    return whole
+
+
+ARGUMENTS = [
+    "{}",
+    '{"city": "Köln"}',
+    '{ "a" : [1, -2.5e+3, 0.1, true, false, null, {"b": []}], "c": {} }',
+    '{"quote": "he said \\"{[}]\\" \\\\", "u": "\\u00e9\\ud83d\\ude00 漢字 👍"}',
+    '{"mark": "</tool_call> <tool_call> [TOOL_CALLS] ; [ARGS]"}',
+    '{"name": "other", "arguments": {"parameters": 1}}',
+]
+MARKED = {
+    "hermes": '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
+    "llama3_json": '<|python_tag|>{{"name": "{name}", "parameters": {arguments}}}',
+    "mistral": '[TOOL_CALLS] [{{"name": "{name}", "arguments": {arguments}}}]',
+    "mistral_named": "[TOOL_CALLS]{name}[ARGS]{arguments}",
+}
+
+
+def call(name: str, tool: str, arguments: str) -> str:
+    return MARKED[name].format(name=tool, arguments=arguments)
+
+
+@pytest.mark.parametrize("whole_calls", [False, True])
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize("name", MARKED)
+def test_a_call_with_text_around_it(name: str, arguments: str, whole_calls: bool) -> None:
+    text = "Let me < see [TOOL <tool_ <|py" + call(name, "f", arguments) + "Done."
+    found = every_split(name, text, whole_calls=whole_calls)
+    assert found == Read(text="Let me < see [TOOL <tool_ <|pyDone.", calls=[("f", arguments)], order="tct")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", call("hermes", "f", "{}") + "\n" + call("hermes", "g-1", '{"a": 1}')),
+        ("hermes", " \n" + call("hermes", "f", "{}") + call("hermes", "g-1", '{"a": 1}') + "\n"),
+        ("hermes", '<tool_call>{"name":"f"}</tool_call><tool_call>{"arguments":{"a": 1},"name":"g-1"}</tool_call>'),
+        ("hermes", '<tool_call>{"name":"f","arguments":{}}<tool_call>{"arguments":{"a": 1},"name":"g-1"}'),
+        ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g-1", "parameters": {"a": 1}}'),
+        (
+            "llama3_json",
+            '\n{"type": "function", "name": "f", "parameters": {}};{"name": "g-1", "arguments": {"a": 1}}\n',
+        ),
+        ("llama3_json", '<|python_tag|>{"name": "f"}<|python_tag|>{"name": "g-1", "parameters": {"a": 1}}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g-1", "arguments": {"a": 1}}]'),
+        (
+            "mistral",
+            '[TOOL_CALLS][{"name":"f","arguments":{},"id":"abc"},{"id":1,"name":"g-1","arguments":{"a": 1}}]\n',
+        ),
+        ("mistral", '[TOOL_CALLS][{"name":"f","arguments":{}},{"name":"g-1","arguments":{"a": 1}}'),
+        ("mistral", '[TOOL_CALLS]{"name":"f","arguments":{}}[TOOL_CALLS]{"name":"g-1","arguments":{"a": 1}}'),
+        ("mistral_named", '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g-1[ARGS]{"a": 1}'),
+        ("mistral_named", '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{} [TOOL_CALLS] g-1 {"a": 1}'),
+    ],
+)
+def test_two_calls_and_no_text(name: str, text: str) -> None:
+    """Space around calls is no text."""
+    for whole_calls in (False, True):
+        found = every_split(name, text, whole_calls=whole_calls)
+        assert found == Read(calls=[("f", "{}"), ("g-1", '{"a": 1}')], order="cc")
+
+
+NO_CALLS = [
+    ("hermes", "<tool_call>"),
+    ("hermes", "<tool_call>\nf(x)\n</tool_call>"),
+    ("hermes", '<tool_call>{"name": 7, "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>'),
+    ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "other": 1}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "name": "g"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": ""}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "' + "n" * 300 + '"}</tool_call>'),
+    ("hermes", "<tool_call>{'name': 'f'}</tool_call>"),
+    ("hermes", "a < b <tool_cal"),
+    ("hermes", " \n"),
+    ("hermes", ' \n<tool_call>{"nam'),
+    ("llama3_json", '{"answer": 42, "name": "f"}'),
+    ("llama3_json", '{"answer'),
+    ("llama3_json", "[1]"),
+    ("llama3_json", 'Say {"name": "f", "parameters": {}}'),
+    ("llama3_json", '<|python_tag|>search.call(query="x")'),
+    ("mistral", "[TOOL_CALLS]"),
+    ("mistral", "[TOOL_CALLS][]"),
+    ("mistral", "[TOOL_CALLS][1]"),
+    ("mistral", '[TOOL_CALLS]("f")'),
+    ("mistral_named", "[TOOL_CALLS]f[ARGS]7"),
+    ("mistral_named", "[TOOL_CALLS]f[ARG]{}"),
+    ("mistral_named", "[TOOL_CALLS]f"),
+]
+
+
+@pytest.mark.parametrize("whole_calls", [False, True])
+@pytest.mark.parametrize(("name", "text"), NO_CALLS)
+def test_what_is_no_call_is_text(name: str, text: str, whole_calls: bool) -> None:
+    assert every_split(name, text, whole_calls=whole_calls) == Read(text=text, order="t")
+
+
+BROKEN_ARGUMENTS = [
+    '{"a": oops}',
+    '{"a": "x\n"}',
+    '{"a": 01}',
+    '{"a": 1,}',
+    '{"a" 1}',
+    '{"a": "\\x"}',
+    "{" + '"a":{' * 70,
+]
+
+
+@pytest.mark.parametrize("arguments", BROKEN_ARGUMENTS)
+@pytest.mark.parametrize("name", MARKED)
+def test_arguments_that_are_no_json(name: str, arguments: str) -> None:
+    """What was given as arguments stays; the rest is text. If calls are given only when they are whole, all is text."""
+    text = call(name, "f", arguments) + " and more"
+    found = every_split(name, text)
+    assert found.broken == [0]
+    assert text.endswith(found.calls[0][1] + found.text)
+    assert found.text.endswith(" and more")
+    assert every_split(name, text, whole_calls=True) == Read(text=text, order="t")
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_an_output_that_ends_within_a_call(name: str) -> None:
+    """As at `max_tokens`."""
+    text = "So " + call(name, "f", '{"a": "long tex')[: len("So ") + 200].partition("long tex")[0] + "long tex"
+    found = every_split(name, text)
+    assert found == Read(text="So ", calls=[("f", '{"a": "long tex')], broken=[0], order="tc")
+    assert every_split(name, text, whole_calls=True) == Read(text=text, order="t")
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_calls_of_tools_that_do_not_exist_are_text(name: str) -> None:
+    wrong, right = call(name, "g", '{"a": 1}'), call(name, "f", "{}")
+    found = every_split(name, wrong + "\n" + right, tool_names={"f"})
+    assert found.calls == [("f", "{}")]
+    assert found.text == wrong + "\n"
+
+
+def test_a_second_call_that_is_malformed_is_text() -> None:
+    first = '[TOOL_CALLS][{"name": "f", "arguments": {}}'
+    for rest in (', {"nam', ', {"name": 1}]', ", 7]"):
+        found = every_split("mistral", first + rest)
+        assert found.calls == [("f", "{}")]
+        assert found.text == rest or rest.endswith(found.text)
+    after = every_split("llama3_json", '{"name": "f"} and {')
+    assert (after.calls, after.text) == ([("f", "{}")], " and {")
+
+
+def test_arguments_stream_as_they_are_written() -> None:
+    parser = TOOL_CALL_FORMATS["hermes"].parser()
+    assert parser.feed('<tool_call>{"name": "f", "arguments"') == []
+    assert parser.feed(': {"a"') == [ToolCallStart(0, "f"), ToolCallArguments(0, '{"a"')]
+    assert parser.feed(': "b') == [ToolCallArguments(0, ': "b')]
+    assert parser.feed('"}') == [ToolCallArguments(0, '"}')]
+    assert parser.feed("}") == [ToolCallEnd(0)]
+    assert parser.feed("\n</tool_call>") == []
+    assert parser.feed("a") == [TextDelta("a")]
+    assert parser.finish() == []
+
+
+def test_text_that_cannot_be_a_call_is_not_held_back() -> None:
+    parser = TOOL_CALL_FORMATS["hermes"].parser()
+    assert parser.feed("Hello <") == [TextDelta("Hello ")]
+    assert parser.feed("b>") == [TextDelta("<b>")]
+
+
+@pytest.mark.parametrize("size", [7, 1 << 30])
+@pytest.mark.parametrize("name", MARKED)
+def test_long_arguments_take_linear_time(name: str, size: int) -> None:
+    """Four times the text may take little more than four times as long: at the square it would be sixteen."""
+
+    def seconds(count: int) -> float:
+        arguments = json.dumps({"text": 'line "with" quotes\n' * count, "numbers": list(range(count))})
+        text, best = call(name, "f", arguments), float("inf")
+        for _ in range(3):
+            parser = TOOL_CALL_FORMATS[name].parser()
+            pieces = [text[at : at + size] for at in range(0, len(text), size)]
+            began = time.thread_time()
+            found = parse(parser, pieces) if size > 7 else None
+            if found is None:
+                for piece in pieces:
+                    parser.feed(piece)
+            best = min(best, time.thread_time() - began)
+        return best
+
+    assert seconds(8000) < 10 * seconds(2000)
+
+
+# --- Thoughts
+
+
+def reasoned(name: str, text: str, calls: str | None = None) -> Read:
+    """What is read, the same for every split."""
+
+    def parser() -> OutputParser:
+        return OutputParser(REASONING_FORMATS[name].parser(), TOOL_CALL_FORMATS[calls].parser() if calls else None)
+
+    whole = parse(parser(), [text])
+    assert parse(parser(), list(text)) == whole
+    for place in range(1, len(text)):
+        assert parse(parser(), [text[:place], text[place:]]) == whole, place
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "thoughts", "answer"),
+    [
+        ("think", "<think>\nso  it is\n\n</think>\n\nYes. ", "so  it is", "Yes. "),
+        ("think", "\n<think>\n\n</think>\n\nYes.", "", "Yes."),
+        ("think", "Yes. <think>no</think>", "", "Yes. <think>no</think>"),
+        ("think", " Yes.", "", " Yes."),
+        ("think", "<thin", "", "<thin"),
+        ("think", "<think>never < ends </thin", "never < ends </thin", ""),
+        ("think", "<think>a</think>b</think>", "a", "b</think>"),
+        ("think", "", "", ""),
+        ("think_opened", "\nso it is\n</think>\n\nYes.", "so it is", "Yes."),
+        ("think_opened", "<think>\nso it is</think>Yes.", "so it is", "Yes."),
+        ("think_opened", "never ends", "never ends", ""),
+        ("think_opened", "<thi", "<thi", ""),
+        ("think_opened", "</think>Yes.", "", "Yes."),
+    ],
+)
+def test_thoughts(name: str, text: str, thoughts: str, answer: str) -> None:
+    found = reasoned(name, text)
+    assert (found.thoughts, found.text) == (thoughts, answer)
+
+
+def test_calls_behind_thoughts_and_none_in_them() -> None:
+    made = call("hermes", "f", '{"a": 1}')
+    found = reasoned("think", f"<think>maybe {made}?</think>\n\n{made}", "hermes")
+    assert found == Read(thoughts=f"maybe {made}?", calls=[("f", '{"a": 1}')], order="c")
+
+
+def test_calls_without_thoughts() -> None:
+    parser = OutputParser(None, TOOL_CALL_FORMATS["hermes"].parser())
+    assert parse(parser, ["x" + call("hermes", "f", "{}")]).calls == [("f", "{}")]
+    assert parse(OutputParser(None, None), ["a", "", "b"]).text == "ab"
