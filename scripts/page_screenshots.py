@@ -87,6 +87,7 @@ def make_contexts(page: Page) -> None:
     run_prompt(page, PROMPT * 2, "new", branches=3, tokens=40)
     branch = page.locator(".branch-name").nth(1)
     branch.click()
+    page.wait_for_timeout(1500)
     run_prompt(page, "\n\n\ndef write_settings(path, settings):\n", "fork", branches=2, tokens=56)
 
 
@@ -99,6 +100,7 @@ def take(browser: Browser, base: str, path: Path, size: tuple[int, int], scheme:
     reading = threading.Thread(target=lambda: urllib.request.urlopen(base + make_session(base), timeout=60).read())
     reading.start()
     page.locator("#tree li .name").nth(2).click()
+    page.wait_for_timeout(1500)  # until its text is there, which moves the prompt
     page.locator("#branches").fill("2")
     page.locator("input[name=target][value=fork]").check(force=True)
     page.locator("#prompt-text").fill("\n\ndef write_settings(path, settings):\n")
