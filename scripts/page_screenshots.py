@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import threading
 import urllib.request
 from pathlib import Path
@@ -20,22 +21,13 @@ from typing import Any
 from playwright.sync_api import Browser, Page, sync_playwright
 
 FOLDER = Path(__file__).parents[1] / "docs" / "_static"
-DESKTOP, PHONE = (1280, 1240), (390, 1100)  # width and height, in pixels
+DESKTOP, PHONE = (1280, 1330), (390, 1100)  # width and height, in pixels
 TIMEOUT_MS = 60_000
 PROMPT = '''import json
 
 
 def read_settings(path):
     """Read settings from a JSON file, with defaults for what is missing."""
-'''
-OTHER_PROMPT = '''def parse_header(line):
-    """Return name and value of a header line; the name in lower case."""
-    name, _, value = line.partition(":")
-    return name.strip().lower(), value.strip()
-
-
-def parse_headers(lines):
-    """Return the headers as a dictionary. A name that comes twice keeps both values, with a comma."""
 '''
 
 
@@ -61,7 +53,8 @@ def run_prompt(page: Page, text: str, target: str, branches: int = 1, tokens: in
 
 def make_session(base: str) -> str:
     """A session of calls that need each other; returns the path of the text that runs them."""
-    session_id = post(base, "/v1/session", {})["session"]["session_id"]
+    session_id = f"settings-{secrets.token_hex(2)}"
+    post(base, "/v1/session", {"session_id": session_id, "ttl": "120s"})
 
     def output(name: str, tokens: int) -> dict[str, Any]:
         return {"name": name, "output": {"max_tokens": tokens, "sampling": {"temperature": 0.8}}}
@@ -81,33 +74,35 @@ def make_session(base: str) -> str:
     return f"/v1/semantic_var/{test}/text?session_id={session_id}"
 
 
-def make_contexts(page: Page) -> None:
-    """The contexts of the pictures; the last answer is open."""
-    run_prompt(page, OTHER_PROMPT, "new", branches=2, tokens=80)
-    run_prompt(page, PROMPT * 2, "new", branches=3, tokens=40)
-    branch = page.locator(".branch-name").nth(1)
-    branch.click()
-    page.wait_for_timeout(1500)
-    run_prompt(page, "\n\n\ndef write_settings(path, settings):\n", "fork", branches=2, tokens=56)
+def clear(base: str, page: Page) -> None:
+    """Close all contexts."""
+    ids = page.locator("#tree > li").evaluate_all("rows => rows.map(row => row.dataset.id)")
+    for context_id in ids:
+        request = urllib.request.Request(f"{base}/page/context/{context_id}", method="DELETE")
+        urllib.request.urlopen(request, timeout=60).close()
+    page.locator("#no-contexts").wait_for(timeout=TIMEOUT_MS)
 
 
 def take(browser: Browser, base: str, path: Path, size: tuple[int, int], scheme: Any) -> None:
-    """One picture, while the session's graph moves and an answer is streamed."""
+    """One picture, while the graph of a session moves, and an answer has come."""
     context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
     page = context.new_page()
     page.goto(base + "/")
-    page.wait_for_selector("#tree li", timeout=TIMEOUT_MS)
-    reading = threading.Thread(target=lambda: urllib.request.urlopen(base + make_session(base), timeout=60).read())
-    reading.start()
-    page.locator("#tree li .name").nth(2).click()
+    page.locator("#status[data-state=live]").wait_for(timeout=TIMEOUT_MS)
+    page.wait_for_timeout(1500)
+    clear(base, page)
+    run_prompt(page, PROMPT * 2, "new", branches=3, tokens=40)
+    page.locator(".branch-name").nth(1).click()
     page.wait_for_timeout(1500)  # until its text is there, which moves the prompt
-    page.locator("#branches").fill("2")
-    page.locator("input[name=target][value=fork]").check(force=True)
-    page.locator("#prompt-text").fill("\n\ndef write_settings(path, settings):\n")
-    page.locator("#max-tokens").fill("36")
-    page.locator("#send").click()
-    page.wait_for_timeout(2500)
-    page.locator("#prompt-text").fill("\n\ndef merge(first, second):")
+    run_prompt(page, "\n\ndef write_settings(path, settings):\n", "fork", branches=2, tokens=44)
+    url = base + make_session(base)
+    page.locator(f"text={url.rpartition('=')[2]}").wait_for(timeout=TIMEOUT_MS)
+    page.locator(f"text={url.rpartition('=')[2]}").click()
+    reading = threading.Thread(target=lambda: urllib.request.urlopen(url, timeout=60).read())
+    reading.start()
+    page.locator("#graph rect.done").nth(2).wait_for(timeout=TIMEOUT_MS)
+    page.locator("#prompt-text").fill("def merge(first, second):")
+    page.mouse.move(5, 5)
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=path)
     reading.join()
@@ -125,13 +120,6 @@ def main() -> None:
     base = arguments.base.rstrip("/")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=arguments.chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": DESKTOP[0], "height": DESKTOP[1]})
-        page.goto(base + "/")
-        page.wait_for_selector("#status[data-state=live]", timeout=TIMEOUT_MS)
-        if page.locator("#tree li").count() == 0:
-            page.screenshot(path=arguments.folder / "page-empty.png") if arguments.phone else None
-            make_contexts(page)
-        page.close()
         sizes = [("page", DESKTOP)] + ([("page-phone", PHONE)] if arguments.phone else [])
         for name, size in sizes:
             take(browser, base, arguments.folder / f"{name}.png", size, "light")

@@ -57,8 +57,10 @@ export class Contexts {
     if (!this.#colours.has(id)) {
       const used = new Array(COLOURS).fill(0)
       for (const colour of this.#colours.values()) used[colour]++
-      const parent = this.#colours.get(this.contexts.get(id)?.parent_id)
-      if (parent !== undefined) used[parent] = Infinity
+      let weight = 1e6 // of the parent; an ancestor's colour may come again further down
+      for (let at = this.#parent(id); at && weight > 1e3; at = this.#parent(at), weight /= 2) {
+        if (this.#colours.has(at)) used[this.#colours.get(at)] += weight
+      }
       this.#colours.set(id, used.indexOf(Math.min(...used)))
     }
     return this.#colours.get(id)
@@ -77,6 +79,10 @@ export class Contexts {
       }
     }
     return this.#holders = found
+  }
+
+  #parent(id) {
+    return this.contexts.get(id)?.parent_id
   }
 
   #age(id) {
