@@ -14,7 +14,7 @@ from jaxctx_server.http.errors import OPENAI_ERRORS, HttpError
 from jaxctx_server.http.frontend import Frontend
 from jaxctx_server.http.openai.app import openai_routes
 from jaxctx_server.http.ops.app import ops_routes
-from jaxctx_server.http.page.programs import page_routes
+from jaxctx_server.http.page.routes import page_routes
 from jaxctx_server.http.programs.routes import program_routes
 from jaxctx_server.http.unrouted import EXCEPTION_HANDLERS
 from jaxctx_server.services import Backend
