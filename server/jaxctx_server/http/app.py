@@ -1,6 +1,7 @@
 """All HTTP paths in one Starlette application."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -34,8 +35,16 @@ class HttpAccess:
     """Origins whose pages may read answers, as "https://example.org"."""
 
 
-def make_app(backend: Backend, access: HttpAccess | None = None, *, response_ttl_s: float | None = None) -> Starlette:
-    """The application of a server. `response_ttl_s` is how long responses are kept; None: for ever."""
+def make_app(
+    backend: Backend,
+    access: HttpAccess | None = None,
+    *,
+    response_ttl_s: float | None = None,
+    wall_time: Callable[[], float] = time.time,
+) -> Starlette:
+    """The application of a server. `response_ttl_s` is how long responses are kept; None: for ever. `wall_time` is the
+    clock that tells when they were made, in seconds since 1970.
+    """
     access = access or HttpAccess()
     middleware = [Middleware(HostCheck, allowed_hosts=access.allowed_hosts)]
     if access.cors_origins:
@@ -53,7 +62,7 @@ def make_app(backend: Backend, access: HttpAccess | None = None, *, response_ttl
         middleware=middleware,
         exception_handlers=EXCEPTION_HANDLERS,
     )
-    app.state.frontend = Frontend(backend=backend, response_ttl_s=response_ttl_s)
+    app.state.frontend = Frontend(backend=backend, response_ttl_s=response_ttl_s, wall_time=wall_time)
     return app
 
 
