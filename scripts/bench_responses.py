@@ -3,10 +3,10 @@
 
     scripts/bench_responses.py CHECKPOINT [--tokens 4096] [--rounds 5] [--serve-options "..."]
 
-Each round makes a response to a conversation of `--tokens` tokens, kills the server (SIGKILL), starts it again on the
-same store, and then continues the response with a short turn. Before or after that, in turn, it sends a conversation of
-as many tokens that the server has never seen. Both are streams, timed from the request to the first event, which comes
-with the first token. Prints every round, the medians, the smallest and the largest value.
+First a response to a conversation of `--tokens` tokens is made, and its server killed (SIGKILL). Each round starts a
+server on the same store, continues the response with a short turn, and kills the server. Before or after that, in turn,
+it sends a conversation of as many tokens that the server has never seen. Both are streams, timed from the request to the
+first event, which comes with the first token. Prints every round, the medians, the smallest and the largest value.
 
 CHECKPOINT needs a tokenizer with a chat template.
 """
@@ -157,20 +157,22 @@ def as_turns(words: list[str]) -> list[Json]:
     return turns if turns[-1]["role"] == "user" else [*turns[:-1], turns[-1] | {"role": "user"}]
 
 
-def one_round(settings: argparse.Namespace, store: Path, number: int) -> Round:
-    """Measure once."""
+def keep(settings: argparse.Namespace, store: Path) -> Json:
+    """Make the response that is continued, and kill its server."""
     server = Server(settings.checkpoint, store, settings.serve_options)
     try:
-        conversation = make_conversation(server, f"{number} kept", settings.tokens)
-        kept = server.request("/v1/responses", asked(conversation))
+        return server.request("/v1/responses", asked(make_conversation(server, "kept", settings.tokens)))
     finally:
         server.kill()
+
+
+def one_round(settings: argparse.Namespace, store: Path, kept: Json, number: int) -> Round:
+    """Start a server, measure once, and kill it."""
     server = Server(settings.checkpoint, store, settings.serve_options)
     try:
         held = int(kept["usage"]["total_tokens"])
-        turn = [{"role": "user", "content": NEXT_TURN}]
-        length = held + counted(server, turn)
-        other = make_conversation(server, f"{number} cold", length)
+        turn = [{"role": "user", "content": f"{NEXT_TURN} {number}"}]
+        other = make_conversation(server, f"{number} cold", held + counted(server, turn))
         if number % 2:
             cold = server.stream(asked(other))
         continued = server.stream(asked(turn) | {"previous_response_id": kept["id"]})
@@ -186,6 +188,17 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
 
 
+def report(number: int, each: Round) -> None:
+    """Print a round."""
+    print(
+        f"round {number}: held {each.held_tokens}; continued: {each.continued.input_tokens} tokens, "
+        f"{each.continued.cached_tokens} cached, {each.continued.first_event_s:.3f} s; "
+        f"cold: {each.cold.input_tokens} tokens, {each.cold.cached_tokens} cached, {each.cold.first_event_s:.3f} s; "
+        f"{each.ratio:.1f} times faster",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
@@ -194,18 +207,14 @@ def main() -> None:
     parser.add_argument("--serve-options", default="--kv-tokens 16384 --max-context-tokens 8192 --max-batch 4")
     settings = parser.parse_args()
     rounds: list[Round] = []
-    for number in range(settings.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            rounds.append(one_round(settings, Path(folder) / "store", number))
-        each = rounds[-1]
-        print(
-            f"round {number}: held {each.held_tokens}; continued: {each.continued.input_tokens} tokens, "
-            f"{each.continued.cached_tokens} cached, {each.continued.first_event_s:.3f} s; "
-            f"cold: {each.cold.input_tokens} tokens, {each.cold.cached_tokens} cached, {each.cold.first_event_s:.3f} s; "
-            f"{each.ratio:.1f} times faster",
-            flush=True,
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        kept = keep(settings, store)
+        for number in range(settings.rounds):
+            rounds.append(one_round(settings, store, kept, number))
+            report(number, rounds[-1])
     print(f"n = {len(rounds)}, seconds to the first token: median (smallest to largest)")
+
     print(f"continued  {spread([each.continued.first_event_s for each in rounds])}")
     print(f"cold       {spread([each.cold.first_event_s for each in rounds])}")
     print(f"ratio      {spread([each.ratio for each in rounds])}")
