@@ -20,6 +20,7 @@ from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.errors import json_text
 
 Json = dict[str, Any]
+MAX_VERSIONS = 2  # of a state: who has just read the one before can still open it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ async def save_state(
         ttl=ttl,
         durable=must_last,
         attachment=json_text(document).encode(),
+        max_versions=MAX_VERSIONS,
     )
     try:
         return (await call.unary(call.services.snapshots.save, request)).snapshot
