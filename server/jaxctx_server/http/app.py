@@ -1,6 +1,7 @@
 """All HTTP paths in one Starlette application."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -10,6 +11,8 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxctx_server.http.anthropic.app import anthropic_routes
+from jaxctx_server.http.contextcache.app import contextcache_routes
+from jaxctx_server.http.contextcache.registry import ContextRegistry
 from jaxctx_server.http.errors import OPENAI_ERRORS, HttpError
 from jaxctx_server.http.frontend import Frontend
 from jaxctx_server.http.openai.app import openai_routes
@@ -34,8 +37,16 @@ class HttpAccess:
     """Origins whose pages may read answers, as "https://example.org"."""
 
 
-def make_app(backend: Backend, access: HttpAccess | None = None, *, response_ttl_s: float | None = None) -> Starlette:
-    """The application of a server. `response_ttl_s` is how long responses are kept; None: for ever."""
+def make_app(
+    backend: Backend,
+    access: HttpAccess | None = None,
+    *,
+    response_ttl_s: float | None = None,
+    wall_clock: Callable[[], float] = time.time,
+) -> Starlette:
+    """The application of a server. `response_ttl_s` is how long responses are kept; None: for ever. `wall_clock` is
+    the clock of the times at which kept contexts end, in seconds since 1970.
+    """
     access = access or HttpAccess()
     middleware = [Middleware(HostCheck, allowed_hosts=access.allowed_hosts)]
     if access.cors_origins:
@@ -45,15 +56,24 @@ def make_app(backend: Backend, access: HttpAccess | None = None, *, response_ttl
                 allow_origins=list(access.cors_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "request-id", "x-session-id", "retry-after"],
+                expose_headers=["x-request-id", "request-id", "x-session-id", "x-session-cache", "retry-after"],
             )
         )
     app = Starlette(
-        routes=[*openai_routes(), *anthropic_routes(), *program_routes(), *ops_routes(), *page_routes()],
+        routes=[
+            *openai_routes(),
+            *anthropic_routes(),
+            *contextcache_routes(),
+            *program_routes(),
+            *ops_routes(),
+            *page_routes(),
+        ],
         middleware=middleware,
         exception_handlers=EXCEPTION_HANDLERS,
     )
-    app.state.frontend = Frontend(backend=backend, response_ttl_s=response_ttl_s)
+    app.state.frontend = Frontend(
+        backend=backend, response_ttl_s=response_ttl_s, kept_contexts=ContextRegistry(wall_clock)
+    )
     return app
 
 
