@@ -26,8 +26,7 @@ async def made(web: HttpClient, **fields: Any) -> tuple[str, str]:
     """The session id of a new context, and the text of its output."""
     answer = await create(web, **fields)
     assert answer.status == 200, answer.text
-    choice = answer.json["choices"][0]
-    return answer.headers["x-session-id"], choice.get("text") or choice["message"]["content"]
+    return answer.headers["x-session-id"], text_of(answer)
 
 
 async def use(
