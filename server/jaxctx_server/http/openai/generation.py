@@ -67,7 +67,7 @@ async def answer(form: ApiForm, call: HttpCall) -> Response:
     header = AnswerHeader(answer_id, created, generation)
     if completion.stream:
         return EventStream(stream_events(form, header, completion, parts))
-    outputs = await collect_outputs(max(completion.generate.n, 1), parts)
+    outputs = await collect_outputs(parts)
     return whole_answer(form, header, outputs)
 
 
@@ -79,16 +79,18 @@ def whole_answer(form: ApiForm, header: AnswerHeader, outputs: Sequence[Output])
     return JSONResponse(body)
 
 
-async def collect_outputs(count: int, parts: AsyncGenerator[GenerateResponse, None]) -> list[Output]:
-    """All outputs, once they are complete."""
-    outputs = [Output() for _ in range(count)]
+async def collect_outputs(parts: AsyncGenerator[GenerateResponse, None]) -> list[Output]:
+    """All outputs, once they are complete. Nothing is made for them before the first part: the request has not been
+    checked until then.
+    """
+    outputs: dict[int, Output] = {}
     async with aclosing(parts):
         async for part in parts:
-            output = outputs[part.index]
+            output = outputs.setdefault(part.index, Output())
             output.texts.append(part.text)
             if part.finish:
                 output.finish_reason = FINISH_REASONS[part.finish]
-    return outputs
+    return [output for _, output in sorted(outputs.items())]
 
 
 async def stream_events(
