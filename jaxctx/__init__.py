@@ -16,6 +16,7 @@ from jaxctx.client._sync.session import Session, Variable
 from jaxctx.client.options import ChatOptions, ForwardOutputOptions, GenerateOptions, SamplingOptions
 from jaxctx.client.streams import Completion, Piece
 from jaxctx.client.templates import Call, Input, Output, Template, semantic
+from jaxctx.client.tls import Tls
 from jaxctx.errors import JaxctxError
 from jaxctx.types import (
     Comparison,
@@ -99,6 +100,7 @@ __all__ = [
     "TaskPhase",
     "Template",
     "Tier",
+    "Tls",
     "TokenIds",
     "TokenLogprob",
     "Usage",

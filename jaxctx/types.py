@@ -67,6 +67,11 @@ class EngineStats:
     expired: int  # contexts, snapshots and publications that expired, in total
     tokens_drafted: int  # draft tokens proposed, in total
     tokens_accepted: int  # draft tokens accepted, in total
+    tokens_queried: int  # prompt tokens looked for in the cache when a request began to run, in total
+    prompt_tokens: int  # tokens that fills and forwards appended to contexts, in total
+    requests_admitted: int  # requests that began to run, each counted once, in total
+    queue_seconds: float  # time that these waited before, in total
+    step_seconds: float  # time that steps took, in total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -477,7 +482,7 @@ class GetSnapshotResult:
 
     snapshot: Snapshot  # the version
     attachment: bytes = b""  # its attachment, if that was requested; empty if it has none
-    tokens: Sequence[int] | None = None  # its tokens, buffered ones included. None: they were not requested
+    tokens: TokenIds | None = None  # its tokens, buffered ones included. None: they were not requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -576,7 +581,7 @@ class OutputFormat:
     (GRAMMAR_LIMIT) in the middle of an output if it takes too much to follow.
     """
 
-    json_object: bool = False  # a JSON object, whatever is in it
+    json_object: bool | None = None  # a JSON object, whatever is in it; always True
     # A JSON text that is valid by this JSON schema, itself a JSON text of up to 64 KiB. Unsupported keywords are
     # refused. Properties come in the order of the schema.
     json_schema: str | None = None

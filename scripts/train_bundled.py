@@ -62,8 +62,17 @@ COMPANIONS: dict[str, dict[str, Any]] = {
         "additional_special_tokens": [corpus.IM_START, corpus.IM_END],
         "model_max_length": CONFIG.max_positions,
         "chat_template": (
-            "{{ bos_token }}{% for message in messages %}"
-            "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+            "{{ bos_token }}{% if tools %}<|im_start|>system\nTools:{% for tool in tools %}"
+            "{{ '\n' + tool | tojson }}{% endfor %}"
+            '{{ "\nCall one with <tool_call>\n" }}{"name": ..., "arguments": {...}}'
+            "{{ '\n</tool_call><|im_end|>\n' }}{% endif %}"
+            "{% for message in messages %}"
+            "<|im_start|>{{ message.role }}\n{{ message.content }}"
+            "{% for call in message.tool_calls %}"
+            "{{ '\n' if message.content or not loop.first }}"
+            "{{ '<tool_call>\n' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}"
+            "{{ '\n</tool_call>' }}"
+            "{% endfor %}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
         ),
     },

@@ -13,6 +13,7 @@ scripts/sync_client.py; neither is a wrapper of the other. Shared by both, as th
     options.py     options of outputs, for type checkers
     streams.py     pieces of an output, and whole outputs
     templates.py   prompt templates of semantic calls
+    tls.py         the files of TLS
     gathering.py   several calls at once: the one place where the two clients differ by more than words
 
 Results are the dataclasses of `jaxctx.types`. Values are checked by the server alone.

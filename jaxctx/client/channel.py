@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from jaxctx.client.tls import Tls, channel_credentials
 from jaxctx.errors import InvalidArgument, JaxctxError
 from jaxctx.rpc import CHANNEL_OPTIONS, METHODS, from_rpc_error
 from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
@@ -52,14 +53,21 @@ class Channel:
     """
 
     def __init__(
-        self, target: str, credentials: grpc.ChannelCredentials | None, api_key: str | None, timeout_s: float | None
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None,
+        api_key: str | None,
+        timeout_s: float | None,
+        tls: Tls | None = None,
     ) -> None:
-        """White space around the key (a file's last line feed) is not part of it.
+        """`tls` or `credentials` switch TLS on. White space around the key (a file's last line feed) is not part of it.
 
         `timeout_s` is the deadline of calls that have none of their own; None: none.
 
-        Raises InvalidArgument for a key that no header can carry; an empty one is a setting that was forgotten.
+        Raises InvalidArgument for a key that no header can carry (an empty one is a setting that was forgotten), and
+        for files of `tls` that are wrong.
         """
+        credentials = channel_credentials(tls, credentials)
         key = None if api_key is None else api_key.strip()
         if key is not None and not (key and key.isascii() and key.isprintable()):
             raise InvalidArgument.field("api_key", "must be printable ASCII text, not empty; None for no key")

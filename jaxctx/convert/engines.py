@@ -73,6 +73,11 @@ def engine_stats_from_proto(message: admin_service_pb2.EngineStats) -> EngineSta
         expired=message.expired,
         tokens_drafted=message.tokens_drafted,
         tokens_accepted=message.tokens_accepted,
+        tokens_queried=message.tokens_queried,
+        prompt_tokens=message.prompt_tokens,
+        requests_admitted=message.requests_admitted,
+        queue_seconds=message.queue_seconds,
+        step_seconds=message.step_seconds,
     )
 
 
@@ -105,6 +110,11 @@ def engine_stats_to_proto(value: EngineStats) -> admin_service_pb2.EngineStats:
         expired=value.expired,
         tokens_drafted=value.tokens_drafted,
         tokens_accepted=value.tokens_accepted,
+        tokens_queried=value.tokens_queried,
+        prompt_tokens=value.prompt_tokens,
+        requests_admitted=value.requests_admitted,
+        queue_seconds=value.queue_seconds,
+        step_seconds=value.step_seconds,
     )
 
 

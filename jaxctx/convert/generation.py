@@ -154,7 +154,7 @@ def output_format_from_proto(message: generation_pb2.OutputFormat) -> OutputForm
     """What an output's text may look like."""
     kind = message.WhichOneof("format")
     return OutputFormat(
-        json_object=message.json_object,
+        json_object=message.json_object if kind == "json_object" else None,
         json_schema=message.json_schema if kind == "json_schema" else None,
         regex=message.regex if kind == "regex" else None,
         grammar=message.grammar if kind == "grammar" else None,
@@ -172,7 +172,7 @@ def output_format_to_proto(value: OutputFormat) -> generation_pb2.OutputFormat:
         return generation_pb2.OutputFormat(grammar=value.grammar)
     if value.choices is not None:
         return generation_pb2.OutputFormat(choices=generation_pb2.Choices(texts=value.choices))
-    return generation_pb2.OutputFormat(json_object=value.json_object)
+    return generation_pb2.OutputFormat(json_object=bool(value.json_object))
 
 
 def generate_request_from_proto(message: context_service_pb2.GenerateRequest) -> GenerateRequest:

@@ -1,6 +1,11 @@
 """Snapshots and publications: what is kept, and the requests that save, open and change it."""
 
-from jaxctx.convert.contexts import context_info_from_proto, context_info_to_proto
+from jaxctx.convert.contexts import (
+    context_info_from_proto,
+    context_info_to_proto,
+    token_ids_from_proto,
+    token_ids_to_proto,
+)
 from jaxctx.convert.times import (
     duration_from_proto,
     duration_to_proto,
@@ -20,7 +25,7 @@ from jaxctx.types import (
     SaveRequest,
     Snapshot,
 )
-from jaxctx.v1 import content_pb2, snapshot_pb2, snapshot_service_pb2
+from jaxctx.v1 import snapshot_pb2, snapshot_service_pb2
 
 
 def snapshot_from_proto(message: snapshot_pb2.Snapshot) -> Snapshot:
@@ -74,7 +79,7 @@ def get_snapshot_result_from_proto(message: snapshot_service_pb2.GetSnapshotResp
     return GetSnapshotResult(
         snapshot=snapshot_from_proto(message.snapshot),
         attachment=message.attachment,
-        tokens=list(message.tokens.ids) if message.HasField("tokens") else None,
+        tokens=token_ids_from_proto(message.tokens) if message.HasField("tokens") else None,
     )
 
 
@@ -83,7 +88,7 @@ def get_snapshot_result_to_proto(value: GetSnapshotResult) -> snapshot_service_p
     return snapshot_service_pb2.GetSnapshotResponse(
         snapshot=snapshot_to_proto(value.snapshot),
         attachment=value.attachment,
-        tokens=None if value.tokens is None else content_pb2.TokenIds(ids=value.tokens),
+        tokens=None if value.tokens is None else token_ids_to_proto(value.tokens),
     )
 
 

@@ -7,6 +7,7 @@
     config.py     sizes and settings, and the clocks and random sources that tests replace
     core/         the engine core and its step loop: requests in, steps out, results booked; output streams
     scheduler/    which request runs, which rows the next step has, who gives up pages
+    grammar/      formats of outputs: reads grammars, and says which tokens may come next
     runner/       the arrays and executables, the step function, page moves between device, host memory and disk
     contexts/     operations on contexts that compute nothing, their lifecycle, quotas and change notifications
     snapshots/    saving and opening beside the steps, publications

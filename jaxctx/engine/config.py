@@ -64,7 +64,7 @@ class EngineConfig:
     # Limits of each tenant; None: no limit but the engine's.
     max_contexts_per_tenant: int | None = None
     max_snapshots_per_tenant: int | None = None  # versions of all names
-    max_snapshot_bytes_per_tenant: int | None = None  # of their pages; shared ones count in each
+    max_snapshot_bytes_per_tenant: int | None = None  # of their pages, shared ones in each, and attachments
     pinned_pages_per_tenant: int | None = None  # None: half of the pages
     # Snapshots and other tiers.
     snapshot_history: int | None = None  # versions that are kept of a name; None: all

@@ -44,10 +44,14 @@ PROGRAM_LABELS: Mapping[str, str] = {"jaxctx": "program"}  # of contexts that ar
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose contexts a request may use, and until when it may wait and run (None: without a limit)."""
+    """Whose contexts a request may use, and until when it may wait and run (None: without a limit).
+
+    `traceparent` is the W3C trace context of what the request is a part of, for calls to other servers; empty: none.
+    """
 
     tenant: str = ""
     deadline: float | None = None
+    traceparent: str = ""
 
 
 def is_of_program(labels: Mapping[str, str]) -> bool:

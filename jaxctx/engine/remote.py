@@ -47,10 +47,12 @@ from jaxctx.v1 import (
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
+MakeCredentials: TypeAlias = Callable[[], grpc.ChannelCredentials]  # those of a new channel between servers
 
 # Headers: see protos/jaxctx/v1/engine_service.proto.
 TENANT_HEADER = "jaxctx-tenant"
 INCARNATION_HEADER = "jaxctx-incarnation"
+TRACEPARENT_HEADER = "traceparent"  # W3C trace context
 
 ENGINE_CHANNEL_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.enable_http_proxy", 0)]
 SILENCE_S = 3.0  # without an answer, after which an engine is taken for lost
@@ -66,6 +68,13 @@ def authorization_metadata(key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
+def engine_channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    """A channel between servers of a cluster. `credentials` None: without TLS."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=ENGINE_CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=ENGINE_CHANNEL_OPTIONS)
+
+
 class RemoteEngine(ProgramEngine):
     """An engine that listens at `address`. Its `info` is known once it was asked for its `stats`.
 
@@ -74,13 +83,19 @@ class RemoteEngine(ProgramEngine):
     """
 
     def __init__(
-        self, address: str, incarnation: str, key: str, clock: Callable[[], float], silence_s: float = SILENCE_S
+        self,
+        address: str,
+        incarnation: str,
+        key: str,
+        clock: Callable[[], float],
+        silence_s: float = SILENCE_S,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        """`key` is the cluster's (empty: none), `clock` the one of callers' deadlines.
+        """`key` is the cluster's (empty: none), `clock` the one of callers' deadlines. `credentials` None: without TLS.
 
         An engine that does not report its load within `silence_s` is taken for lost. Call `aclose` at the end.
         """
-        self._channel = grpc.aio.insecure_channel(address, options=ENGINE_CHANNEL_OPTIONS)
+        self._channel = engine_channel(address, credentials)
         self.contexts = context_service_pb2_grpc.ContextServiceStub(self._channel)
         self.snapshots = snapshot_service_pb2_grpc.SnapshotServiceStub(self._channel)
         self.models = model_service_pb2_grpc.ModelServiceStub(self._channel)
@@ -231,6 +246,8 @@ class RemoteEngine(ProgramEngine):
             raise engine_lost()
         timeout_s = None if caller.deadline is None else max(0.0, caller.deadline - self._clock())
         headers = (*self._headers, (TENANT_HEADER, caller.tenant))
+        if caller.traceparent:
+            headers = (*headers, (TRACEPARENT_HEADER, caller.traceparent))
         call = method(request, timeout=timeout_s, metadata=headers)
         self._calls.add(call)
         try:

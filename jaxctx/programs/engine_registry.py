@@ -146,6 +146,7 @@ class EngineRegistry:
     ) -> None:
         self.handles: dict[str, EngineHandle] = {}
         self.max_context_tokens: dict[str, int] = {}  # by model, of every model that an engine has ever served
+        self.lost = 0  # handles that have ended, in all
         self.silence_s = MISSED_HEARTBEATS * heartbeat_s
         self._on_change = on_change
         self._on_lost = on_lost
@@ -171,6 +172,7 @@ class EngineRegistry:
         """End this handle. A later one of the same engine stays."""
         if self.handles.get(handle.id) is handle:
             del self.handles[handle.id]
+            self.lost += 1
             self._on_lost(handle)
 
     def serving(self, model_id: str) -> list[EngineHandle]:

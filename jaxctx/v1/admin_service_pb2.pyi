@@ -134,6 +134,11 @@ class EngineStats(google.protobuf.message.Message):
     EXPIRED_FIELD_NUMBER: builtins.int
     TOKENS_DRAFTED_FIELD_NUMBER: builtins.int
     TOKENS_ACCEPTED_FIELD_NUMBER: builtins.int
+    TOKENS_QUERIED_FIELD_NUMBER: builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    REQUESTS_ADMITTED_FIELD_NUMBER: builtins.int
+    QUEUE_SECONDS_FIELD_NUMBER: builtins.int
+    STEP_SECONDS_FIELD_NUMBER: builtins.int
     pages_total: builtins.int
     """Pages in the pool."""
     pages_free: builtins.int
@@ -186,6 +191,18 @@ class EngineStats(google.protobuf.message.Message):
     """Tokens that were guessed ahead in all."""
     tokens_accepted: builtins.int
     """Of these, how many were right."""
+    tokens_queried: builtins.int
+    """Prompt tokens that were looked for in the cache when a request began to run, in all; `tokens_cached` of them were
+    found.
+    """
+    prompt_tokens: builtins.int
+    """Tokens that fills and forwards appended to contexts, in all."""
+    requests_admitted: builtins.int
+    """Requests that began to run, each counted once, in all."""
+    queue_seconds: builtins.float
+    """Seconds that these waited before, in all."""
+    step_seconds: builtins.float
+    """Seconds that steps took, in all."""
     def __init__(
         self,
         *,
@@ -215,8 +232,13 @@ class EngineStats(google.protobuf.message.Message):
         expired: builtins.int = ...,
         tokens_drafted: builtins.int = ...,
         tokens_accepted: builtins.int = ...,
+        tokens_queried: builtins.int = ...,
+        prompt_tokens: builtins.int = ...,
+        requests_admitted: builtins.int = ...,
+        queue_seconds: builtins.float = ...,
+        step_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "publications", b"publications", "running", b"running", "snapshots", b"snapshots", "steps", b"steps", "suspensions", b"suspensions", "tokens_accepted", b"tokens_accepted", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_drafted", b"tokens_drafted", "tokens_generated", b"tokens_generated", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "publications", b"publications", "queue_seconds", b"queue_seconds", "requests_admitted", b"requests_admitted", "running", b"running", "snapshots", b"snapshots", "step_seconds", b"step_seconds", "steps", b"steps", "suspensions", b"suspensions", "tokens_accepted", b"tokens_accepted", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_drafted", b"tokens_drafted", "tokens_generated", b"tokens_generated", "tokens_queried", b"tokens_queried", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
 
 global___EngineStats = EngineStats
 

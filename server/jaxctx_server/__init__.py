@@ -9,6 +9,7 @@
     lifecycle.py     loading, ready, draining; what is served
     tokenizer_pool.py  text and messages to tokens, long ones off the event loop
     auth.py          who may call what, and the keys file; key_store.py reads it again while the server runs
+    tls.py           certificates, read again while the server runs; file_stamps.py says whether a file has changed
     config.py        everything that can be set, once, by flags, environment and file
     cli.py           `jaxctx-serve`; server.py one run of a server, from start to drain
     engine_builder.py  a model directory to a running engine

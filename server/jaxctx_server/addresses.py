@@ -19,10 +19,15 @@ REASONS = {
 }
 
 
-def check_host(host: str, *, keys: bool) -> None:
-    """Raise StartError for a host beyond loopback, unless there are keys."""
-    if not keys and not all(ipaddress.ip_address(address).is_loopback for address in _resolve(host)):
+def check_host(host: str, *, keys: bool, client_certificates: bool = False) -> None:
+    """Raise StartError for a host beyond loopback, unless callers must show a key or a certificate."""
+    if is_beyond_loopback(host) and not keys and not client_certificates:
         raise StartError(f"--host {host}: refused: without keys the server listens on loopback only, as 127.0.0.1")
+
+
+def is_beyond_loopback(host: str) -> bool:
+    """Whether other machines may reach what listens on this host. Raises StartError for a host that is unknown."""
+    return not all(ipaddress.ip_address(address).is_loopback for address in _resolve(host))
 
 
 def tcp_address(host: str, port: int) -> str:

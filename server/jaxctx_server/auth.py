@@ -73,12 +73,14 @@ METHODS: Mapping[str, Role] = {
 }
 
 LOCAL = Key("local", b"", "", Role.CLUSTER)  # without keys; reachable by loopback only
+# Without keys, by a certificate (mTLS), maybe from elsewhere: who is not of the cluster must not pass for an engine.
+CERTIFIED = Key("certificate", b"", "", Role.ADMIN)
 NOBODY = Key("", b"", "", Role.ANYONE)
 
 
-def authorise(keys: Sequence[Key] | None, method: str, authorization: str | None) -> Key:
+def authorise(keys: Sequence[Key] | None, method: str, authorization: str | None, *, without_keys: Key = LOCAL) -> Key:
     """The key of the caller of `method`, by its `authorization` header. `keys` None: the server has none, and everybody
-    who reaches it is `LOCAL`.
+    who reaches it is `without_keys`.
 
     Raises Unauthenticated for no key or an unknown one, PermissionDenied for one whose role is too low.
     """
@@ -86,7 +88,9 @@ def authorise(keys: Sequence[Key] | None, method: str, authorization: str | None
     if role is None:
         raise PermissionDenied("this method is not open to anybody")
     if keys is None:
-        return LOCAL
+        if without_keys.role < role:
+            raise PermissionDenied(f"this method needs a key of role {role.name.lower()}, and the server has no keys")
+        return without_keys
     if role is Role.ANYONE:
         return NOBODY
     scheme, _, secret = (authorization or "").partition(" ")

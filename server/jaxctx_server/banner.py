@@ -12,6 +12,10 @@ COARSE_KV_WARNING = (
     "KV of float8_e4m3fn is coarse: it changes log probabilities 3 to 7 times as much as int8, in as much memory; "
     "use --kv-dtype int8"
 )
+PLAIN_TEXT_WARNING = (
+    "without TLS keys, prompts and outputs travel as plain text, for everybody on the way to read; "
+    "use --tls-cert and --tls-key, or a network of your own"
+)
 
 
 def banner(
@@ -22,21 +26,28 @@ def banner(
     seconds: float,
     *,
     window: int | None = None,
+    tls: str | None = None,
+    is_readable: bool = False,
 ) -> str:
     """The lines of the banner, as one text.
 
     `info` is None on a router, whose engines register with it. `addresses` are those of gRPC, with their
     real ports; `http_url` is None where HTTP is not served. `keys` is None where
     the server has no keys. `window` is the model's attention window in tokens, if that limits the length of a context.
-    `seconds` is how long the start took.
+    `seconds` is how long the start took. `tls` is what the TCP addresses use, TLS or mTLS; None: neither.
+    `is_readable`: what is sent passes other machines as plain text.
     """
-    access = "none: whoever reaches these addresses may do everything" if keys is None else f"{len(keys)} accepted"
-    rows = [
-        *([("role", "router, for engines that register here")] if info is None else _model_rows(info, window)),
-        *(("gRPC", address) for address in addresses),
-        *([] if http_url is None else [("HTTP", f"{http_url} (OpenAI: {http_url}/v1)")]),
-        ("keys", access),
-    ]
+    anyone = "shows a certificate of --tls-client-ca" if tls == "mTLS" else "reaches these addresses"
+    access = f"none: whoever {anyone} may do everything" if keys is None else f"{len(keys)} accepted"
+    suffix = "" if tls is None else f" ({tls})"
+    rows = [("role", "router, for engines that register here")] if info is None else _model_rows(info, window)
+    for address in addresses:
+        rows.append(("gRPC", address if address.startswith("unix:") else f"{address}{suffix}"))
+    if http_url is not None:
+        rows.append(("HTTP", f"{http_url} (OpenAI: {http_url}/v1){suffix}"))
+    rows.append(("keys", access))
+    if is_readable:
+        rows.append(("WARNING", PLAIN_TEXT_WARNING))
     lines = [f"  {name:<9} {text}" for name, text in rows]
     return "\n".join([f"jaxctx {version('jaxctx')}", *lines, f"ready in {seconds:.1f} s"])
 

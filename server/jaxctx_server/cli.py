@@ -71,9 +71,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
 def prepare_process(subcommand: str, environ: Mapping[str, str]) -> None:
     """Set what holds for the whole process, and for the program that may follow in it.
 
-    A server reads its keys again on SIGHUP (see `serve`); until it does, the signal is ignored. For all that runs a
-    model this program is started once more, with settings of the C library that it reads only at its start: XLA on a
-    CPU allocates anew what each step needs, and large pages that are kept save 5 to 9% of all steps.
+    A server reads its keys and certificates again on SIGHUP (see `serve`); until it does, the signal is ignored. For
+    all that runs a model this program is started once more, with settings of the C library that it reads only at its
+    start: XLA on a CPU allocates anew what each step needs, and large pages that are kept save 5 to 9% of all steps.
     """
     if subcommand not in SUBCOMMANDS:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -113,24 +113,38 @@ def serve(config: "ServeConfig") -> int:
     """Serve until a signal stops the server."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to standard error as it likes
     from jaxctx_server import logs
-    from jaxctx_server.auth import read_cluster_key
+    from jaxctx_server.auth import CERTIFIED, LOCAL, read_cluster_key
     from jaxctx_server.key_store import KeyStore
+    from jaxctx_server.tls import TlsStore
 
     logs.configure(config.log_level, sys.stderr)
     from jaxctx_server.cluster import Cluster
 
-    cluster = Cluster("" if config.cluster_key is None else read_cluster_key(config.cluster_key))
-    keys = KeyStore([cluster.accepted] if cluster.key else None, config.keys)
+    tls = TlsStore.of(config)
+    cluster = Cluster(
+        "" if config.cluster_key is None else read_cluster_key(config.cluster_key),
+        credentials=None if tls is None or config.cluster_ca is None else tls.cluster_credentials,
+    )
+    keys = KeyStore(
+        [cluster.accepted] if cluster.key else None,
+        config.keys,
+        without_keys=LOCAL if config.tls_client_ca is None else CERTIFIED,
+    )
     import uvloop
 
     from jaxctx_server import server
+
+    def reload() -> None:
+        keys.request_reload()
+        if tls is not None:
+            tls.request_reload()
 
     async def run() -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         on_signals(loop, stop, lambda: end_now(config.unix_socket))
-        loop.add_signal_handler(signal.SIGHUP, keys.request_reload)  # by the way, it no longer ends the process
-        return await server.serve(config, keys, load_engine, stop, cluster=cluster)
+        loop.add_signal_handler(signal.SIGHUP, reload)  # by the way, it no longer ends the process
+        return await server.serve(config, keys, load_engine, stop, cluster=cluster, tls=tls)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(run())
@@ -211,8 +225,11 @@ def draw(config: "DrawConfig") -> int:
     from jaxctx.errors import JaxctxError
     from jaxctx_server.graph_svg import graph_svg
 
+    tls = None
+    if config.tls_ca is not None:
+        tls = jaxctx.Tls(config.tls_ca, config.tls_client_cert, config.tls_client_key)
     try:
-        with jaxctx.Client(config.server) as client:
+        with jaxctx.Client(config.server, tls=tls) as client:
             session = client.session(config.session_id)
             picture = graph_svg(session.graph(), [variable.inspect() for variable in session.variables()])
     except JaxctxError as error:

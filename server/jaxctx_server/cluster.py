@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import grpc
 import grpc.aio
 
-from jaxctx.engine.remote import ENGINE_CHANNEL_OPTIONS, authorization_metadata
+from jaxctx.engine.remote import MakeCredentials, authorization_metadata, engine_channel
 from jaxctx.v1.engine_service_pb2 import RegisterRequest
 from jaxctx.v1.engine_service_pb2_grpc import EngineServiceStub
 from jaxctx_server.auth import Key, Role
@@ -25,10 +25,14 @@ RETRY_S = 0.5  # seconds until an engine registers again
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The secret that its servers share ("": none, on one machine only), and what this process is among all."""
+    """The secret that its servers share ("": none, on one machine only), and what this process is among all.
+
+    `credentials` makes those of a new channel to another server of the cluster. None: without TLS.
+    """
 
     key: str = ""
     incarnation: str = field(default_factory=lambda: secrets.token_hex(16))
+    credentials: MakeCredentials | None = None
 
     @property
     def accepted(self) -> Key:
@@ -71,7 +75,8 @@ async def _registrations(
     With `leaving_s` the engine leaves within that time: no epoch, and the end when its contexts have moved.
     """
     request = RegisterRequest(port=port, incarnation=cluster.incarnation, leaving=leaving_s is not None)
-    async with grpc.aio.insecure_channel(router, options=ENGINE_CHANNEL_OPTIONS) as channel:
+    credentials = None if cluster.credentials is None else cluster.credentials()
+    async with engine_channel(router, credentials) as channel:
         stub = cast("EngineServiceAsyncStub", EngineServiceStub(channel))
         async for response in stub.Register(request, metadata=authorization_metadata(cluster.key), timeout=leaving_s):
             yield response.epoch

@@ -54,7 +54,7 @@ class ServeConfig:
     """TOML file with any of these settings, by name: page_size = 32."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Beyond loopback only with --keys or --cluster-key."""
+    """Address to listen on. Beyond loopback only with --keys, --cluster-key or --tls-client-ca."""
     grpc_port: Annotated[int, within(0, 65535)] = 50051
     """TCP port of gRPC; 0 picks a free one, which the banner shows."""
     http: bool = True
@@ -73,12 +73,25 @@ class ServeConfig:
     """Accept only callers with a key of this file: lines of name:sha256:tenant[:role]. None: anybody may call. The file
     is read again when it changes, and on SIGHUP: calls of keys that are gone then end."""
 
+    tls_cert: None | Path = None
+    """PEM file with the certificate of this server, and behind it those between it and its root. gRPC over TCP and HTTP
+    then use TLS; --unix-socket never does. The four files of certificates are read again when they change, and on
+    SIGHUP."""
+    tls_key: None | Path = None
+    """PEM file with the key of --tls-cert, RSA or elliptic, without a passphrase."""
+    tls_client_ca: None | Path = None
+    """PEM file with roots: callers must show a certificate that one of them signed (mTLS), and a key too if there are
+    keys. None: callers need no certificate."""
+
     role: Literal["both", "router", "engine"] = "both"
     """router: without a model, for engines that are processes of their own; engine: one of these; both: all in one."""
     router: None | str = None
     """HOST:PORT of the router whose engine this is."""
     cluster_key: None | Path = None
     """File with a secret that a router and its engines share. None: they are on one machine, and listen on loopback."""
+    cluster_ca: None | Path = None
+    """PEM file with the roots of the certificates of a router and its engines, which use TLS between them. None: they
+    use no TLS, and need a network that nobody else can read."""
 
     dtype: Dtype = "auto"
     """Type of weights and activations; auto: as stored."""
@@ -115,7 +128,7 @@ class ServeConfig:
     """Keep durable snapshots here: a directory, s3://BUCKET/PATH/, gs://…, or to try it memory://, which ends with the
     process. None: nowhere."""
     response_ttl_s: Annotated[float | None, within(1, 315_576_000)] = 2_592_000.0
-    """How long responses of the OpenAI API are kept, in seconds; with --store they survive a restart. None: for ever."""
+    """How long responses of the OpenAI API are kept, in seconds; with --store also after a restart. None: for ever."""
     snapshot_history: Annotated[int | None, within(1, MANY)] = 32
     """Versions of a snapshot to keep: when one more is saved the oldest is deleted. None: all."""
     host_tokens: Annotated[int | None, within(0, 2**40)] = None
@@ -133,7 +146,7 @@ class ServeConfig:
     max_snapshots_per_tenant: Annotated[int | None, within(1, MANY)] = 10_000
     """Versions of snapshots that a tenant may have. None: no limit."""
     max_snapshot_bytes_per_tenant: Annotated[int | None, within(1, 2**50)] = None
-    """Size of them all, pages that they share counted in each. None: no limit."""
+    """Size of them all: pages, those that they share counted in each, and attachments. None: no limit."""
 
     dispatch_task_groups: bool = True
     """Of programs: place calls that feed one consumer together."""
@@ -155,6 +168,9 @@ class ServeConfig:
     """Keep compiled steps here, so that the next start is quick. None: nowhere."""
     drain_timeout_s: Annotated[float, within(0, 86400)] = 60.0
     """How long running work may take to finish after Ctrl-C or SIGTERM, in seconds."""
+    otlp_endpoint: None | str = None
+    """Send traces of calls to this collector, by OTLP over HTTP: http://127.0.0.1:4318. They hold no prompts, outputs
+    or keys. Needs pip install 'jaxctx[otel]'. None: nothing is traced or sent."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What to log to standard error; prompts never are."""
 
@@ -175,6 +191,7 @@ class ServeConfig:
             raise StartError("--max-batch-tokens: must be at least --max-batch")
         if (self.role == "engine" and self.router is None) or (self.role == "router" and self.router is not None):
             raise StartError("--router: must be set for an engine, and not for a router")
+        self._check_tls()
         if self.disk_tokens and self.host_tokens == 0:
             raise StartError(
                 "--disk-tokens: what goes to disk comes from host memory: leave --host-tokens out, or raise it"
@@ -189,6 +206,24 @@ class ServeConfig:
             allocated = -(-self.kv_tokens // self.page_size) * self.page_size  # whole pages
             if self.max_context_tokens > allocated:
                 raise StartError(f"--max-context-tokens: there are only {allocated} tokens of KV; see --kv-tokens")
+
+    def _check_tls(self) -> None:
+        """Raise StartError if one file of certificates is set without another that it needs."""
+        if self.tls_cert is not None and self.tls_key is None:
+            raise StartError("--tls-key: must be set with --tls-cert")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise StartError("--tls-cert: must be set with --tls-key")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise StartError("--tls-client-ca: needs --tls-cert and --tls-key")
+        if self.cluster_ca is not None and self.tls_cert is None:
+            raise StartError("--cluster-ca: needs --tls-cert and --tls-key")
+        has_links = self.role == "router" or self.router is not None
+        if self.cluster_ca is not None and not has_links:
+            raise StartError("--cluster-ca: means nothing without a router")
+        if has_links and self.tls_cert is not None and self.cluster_ca is None:
+            raise StartError("--cluster-ca: must be set for a router and its engines with --tls-cert")
+        if self.cluster_ca is not None and self.tls_client_ca is not None and self.cluster_key is None:
+            raise StartError("--cluster-key: must be set with --cluster-ca and --tls-client-ca")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +265,18 @@ class DrawConfig:
     _: KW_ONLY
     server: str = "127.0.0.1:50051"
     """HOST:PORT or unix:PATH of the gRPC server."""
+    tls_ca: None | Path = None
+    """PEM file with the roots of the server's certificate. None: no TLS."""
+    tls_client_cert: None | Path = None
+    """PEM file with the certificate to show to a server that wants one; needs --tls-ca and --tls-client-key."""
+    tls_client_key: None | Path = None
+    """PEM file with the key of --tls-client-cert."""
+
+    def __post_init__(self) -> None:
+        if (self.tls_client_cert is None) != (self.tls_client_key is None):
+            raise StartError("--tls-client-cert and --tls-client-key: both must be set, or neither")
+        if self.tls_client_cert is not None and self.tls_ca is None:
+            raise StartError("--tls-client-cert: needs --tls-ca")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,33 +7,32 @@ written. A file that cannot be read, or is wrong, leaves the keys as they were, 
 import asyncio
 import logging
 import os
-import stat
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Self
 
 from jaxctx.errors import Unauthenticated
-from jaxctx_server.auth import Key, authorise, read_keys
+from jaxctx_server.auth import LOCAL, Key, authorise, read_keys
 from jaxctx_server.errors import StartError
+from jaxctx_server.file_stamps import NO_STAMP, Stamp, file_stamp
 
 POLL_S = 0.5  # seconds between polls of the file
 NOT_RELOADED = "KEYS_NOT_RELOADED"  # the reason that the log names when a file is wrong
-NO_STAMP = (0,)  # of no file
-Stamp: TypeAlias = tuple[int, ...]  # changes whenever the file is replaced or written to
 log = logging.getLogger("jaxctx.server")
 
 
 class KeyStore:
     """The keys of a server, and the calls that run with them. Used on the event loop."""
 
-    def __init__(self, keys: Sequence[Key] | None, path: Path | None = None) -> None:
+    def __init__(self, keys: Sequence[Key] | None, path: Path | None = None, *, without_keys: Key = LOCAL) -> None:
         """`keys` are accepted always, those in the file at `path` as long as they are in it. Neither: the server has no
-        keys, and whoever reaches it may do everything.
+        keys, and whoever reaches it is `without_keys`.
 
         Raises StartError naming the file and line of what is wrong.
         """
         self._permanent, self._path = tuple(keys or ()), path
+        self._without_keys = without_keys
         self.keys = None if keys is None and path is None else self._permanent
         self._reload_requested = asyncio.Event()
         self._running: set[tuple[Key, asyncio.Timeout]] = set()  # calls, each with the key that it was made with
@@ -41,7 +40,7 @@ class KeyStore:
         self._read_stamp: Stamp | None = NO_STAMP  # of the file when it was last read
         if path is not None:
             self.keys = (*read_keys(path), *self._permanent)
-            if _stamp(path) is None:
+            if file_stamp(path) is None:
                 self._read_stamp = None  # a pipe: it was read once, and there is nothing to look at
 
     @classmethod
@@ -51,7 +50,7 @@ class KeyStore:
 
     def authorise(self, method: str, authorization: str | None) -> Key:
         """See `auth.authorise`."""
-        return authorise(self.keys, method, authorization)
+        return authorise(self.keys, method, authorization, without_keys=self._without_keys)
 
     @asynccontextmanager
     async def revocable_call(self, key: Key) -> AsyncIterator[None]:
@@ -95,7 +94,7 @@ class KeyStore:
         """Read the file again if it differs from what was read last, and is as the poll before saw it."""
         if self._path is None:
             return
-        before, self._seen = self._seen, await asyncio.to_thread(_stamp, self._path)
+        before, self._seen = self._seen, await asyncio.to_thread(file_stamp, self._path)
         if before == self._seen != self._read_stamp:
             await self._reload(self._path, only_unchanged=True)
 
@@ -131,24 +130,13 @@ def _without(keys: Sequence[Key], others: Sequence[Key]) -> list[Key]:
     return [key for key in keys if (key.sha256, key.tenant, key.role) not in there]
 
 
-def _stamp(path: Path) -> Stamp | None:
-    """The stamp of a file. None: there is no file, or one that cannot be read twice (a pipe)."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    if not stat.S_ISREG(found.st_mode):
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
 def _read(path: Path) -> tuple[Stamp | None, tuple[Key, ...] | None, str]:
     """The stamp of the file, and either its keys or what is wrong with it."""
-    before = _stamp(path)
+    before = file_stamp(path)
     if before is None and os.path.exists(path):
         return None, None, f"--keys: {path}: is no regular file, which could be read again"
     try:
         keys = read_keys(path)
     except StartError as error:
         return before, None, str(error)
-    return (before if _stamp(path) == before else NO_STAMP), keys, ""
+    return (before if file_stamp(path) == before else NO_STAMP), keys, ""

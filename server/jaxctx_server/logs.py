@@ -1,7 +1,8 @@
 """Logs, on standard error: JSON lines, or short ones on a terminal. A record's `extra` becomes its fields.
 
 Nothing that a request holds is ever logged: no prompt, no output, no key. Of an incident (an exception that nobody
-raised on purpose) it has the type and where it was raised; its message, which may quote a request, only at level DEBUG.
+raised on purpose) it has the type and where it was raised, at level DEBUG with the lines of code there; never its
+message, which may quote a request.
 """
 
 import logging
@@ -43,5 +44,6 @@ def as_error(exception: Exception, facts: Mapping[str, str]) -> JaxctxError:
     where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
     extra = {"incident": incident, "exception": type(exception).__name__, "where": where, **facts}
     log.error("a request met a defect of the server", extra=extra)
-    log.debug("incident %s", incident, exc_info=exception)
+    stack = "".join(traceback.format_tb(exception.__traceback__))
+    log.debug("incident %s, %s:\n%s", incident, type(exception).__name__, stack)
     return Internal(f"internal error, incident {incident}")

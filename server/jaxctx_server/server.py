@@ -18,7 +18,14 @@ from starlette.types import ASGIApp
 
 from jaxctx.errors import JaxctxError
 from jaxctx.programs.dispatcher import Policy
-from jaxctx_server.addresses import address_error, check_host, tcp_address, tcp_text, unix_address
+from jaxctx_server.addresses import (
+    address_error,
+    check_host,
+    is_beyond_loopback,
+    tcp_address,
+    tcp_text,
+    unix_address,
+)
 from jaxctx_server.auth import Key
 from jaxctx_server.banner import banner
 from jaxctx_server.cluster import ALONE, Cluster, leave_router, register_with_router
@@ -31,11 +38,13 @@ from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ProgramSettings, ServerLifecycle, ServingState
 from jaxctx_server.progress import Progress, progress_shown
 from jaxctx_server.services import Backend
+from jaxctx_server.tls import TlsStore
 from jaxctx_server.validate import Limits
 
 if TYPE_CHECKING:
     from jaxctx.engine.engine import LocalEngine
     from jaxctx.model.text import ModelText
+    from jaxctx_server.otel import OtelTracer
 
 log = logging.getLogger("jaxctx.server")
 LAST_MESSAGES_S = 5.0  # for messages that are on their way when all work is done
@@ -51,16 +60,17 @@ async def serve(
     stop: asyncio.Event,
     *,
     cluster: Cluster = ALONE,
+    tls: TlsStore | None = None,
     out: TextIO = sys.stdout,
     err: TextIO = sys.stderr,
 ) -> int:
     """Serve until `stop` is set and work is drained; returns the exit status. Raises StartError for what the user can
-    correct.
+    correct. `tls` None: without TLS.
 
     If `stop` is set while loading, returns INTERRUPTED with the loading thread still running: the caller is to end the
     process before the event loop, which would wait for that thread.
     """
-    server = Server(config, KeyStore.of(keys), cluster, out, err)
+    server = Server(config, KeyStore.of(keys), cluster, tls, out, err)
     await server.listen()
     try:
         return await server.run(load, stop)
@@ -71,33 +81,53 @@ async def serve(
 class Server:
     """One run of a server, on the event loop."""
 
-    def __init__(self, config: ServeConfig, keys: KeyStore, cluster: Cluster, out: TextIO, err: TextIO) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        keys: KeyStore,
+        cluster: Cluster,
+        tls: TlsStore | None,
+        out: TextIO,
+        err: TextIO,
+    ) -> None:
         self._config = config
         self._keys = keys
         self._cluster = cluster
+        self._tls = tls
         self._out = out
         self._err = err
         self._started = time.monotonic()
         self._lifecycle = ServerLifecycle()
+        self._tracer = make_tracer(config)
         self._backend = Backend.make(
-            self._lifecycle, keys, max_calls=config.max_calls, cluster=cluster, is_router=config.role == "router"
+            self._lifecycle,
+            keys,
+            max_calls=config.max_calls,
+            cluster=cluster,
+            is_router=config.role == "router",
+            role=config.role,
+            tracer=self._tracer,
         )
         self._grpc = make_server(self._backend)
         self._http: HttpServer | None = None  # None: not served
         self._addresses: list[str] = []  # of gRPC, with their real ports
         self._watching_keys: asyncio.Task[None] | None = None
+        self._watching_tls: asyncio.Task[None] | None = None
         self._registering: asyncio.Task[None] | None = None  # with the router
 
     async def listen(self) -> None:
         """Accept calls, which are refused until the server is ready. Raises StartError for an address that is taken."""
         has_keys = self._keys.keys is not None
-        self._addresses = bind(self._grpc, self._config, keys=has_keys)
+        self._addresses = bind(self._grpc, self._config, keys=has_keys, tls=self._tls)
         if self._config.serves_http:
             access = http_access(self._config, keys=has_keys)
-            self._http = HttpServer(self._make_app(access), bind_http(self._config))
+            context = None if self._tls is None else self._tls.ssl_context()
+            self._http = HttpServer(self._make_app(access), bind_http(self._config), context)
             await self._http.start()
         await self._grpc.start()
         self._watching_keys = asyncio.create_task(self._keys.watch())
+        if self._tls is not None:
+            self._watching_tls = asyncio.create_task(self._tls.watch())
 
     def _make_app(self, access: HttpAccess) -> ASGIApp:
         """The application of HTTP."""
@@ -127,11 +157,13 @@ class Server:
 
     async def close(self) -> None:
         """End everything at once; nothing happens to what has ended."""
-        for task in (self._watching_keys, self._registering):
+        for task in (self._watching_keys, self._watching_tls, self._registering):
             if task is not None:
                 task.cancel()
         self._lifecycle.stop()
         await self._stop_transports(0)
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         if self._config.unix_socket is not None:
             self._config.unix_socket.unlink(missing_ok=True)
 
@@ -177,12 +209,26 @@ class Server:
         text = banner(
             None if engine is None else engine.info,
             self._addresses,
-            None if self._http is None else http_url(self._config.host, self._http.port),
+            None if self._http is None else http_url(self._config.host, self._http.port, tls=self._tls is not None),
             self._keys.keys,
             time.monotonic() - self._started,
+            tls=None if self._tls is None else self._tls.name,
+            is_readable=self._tls is None and is_beyond_loopback(self._config.host),
             window=None if engine is None else engine.attention_window,
         )
         print(text, file=self._out, flush=True)
+
+
+def make_tracer(config: ServeConfig) -> "OtelTracer | None":
+    """What traces calls; None without --otlp-endpoint. Raises StartError for a bad URL or without OpenTelemetry."""
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from jaxctx_server.otel import otlp_tracer
+    except ImportError as error:
+        raise StartError("--otlp-endpoint: needs OpenTelemetry: pip install 'jaxctx[otel]'") from error
+    ports = {"grpc": config.grpc_port, "http": config.http_port_or_default}
+    return otlp_tracer(config.otlp_endpoint, config.host, ports)
 
 
 def program_settings(config: ServeConfig) -> ProgramSettings:
@@ -197,16 +243,21 @@ def program_settings(config: ServeConfig) -> ProgramSettings:
     return ProgramSettings(policy=policy, prefix_timeout_s=config.prefix_timeout_s, heartbeat_s=config.heartbeat_s)
 
 
-def bind(server: grpc.aio.Server, config: ServeConfig, *, keys: bool) -> list[str]:
-    """Give the server its addresses; returns them with their real ports."""
-    check_host(config.host, keys=keys)
+def bind(server: grpc.aio.Server, config: ServeConfig, *, keys: bool, tls: TlsStore | None = None) -> list[str]:
+    """Give the server its addresses; returns them with their real ports. With `tls` those of TCP use it; a Unix socket
+    never does, its file says who may use it.
+    """
+    check_host(config.host, keys=keys, client_certificates=tls is not None and tls.wants_client_certificates)
     wanted = [tcp_address(config.host, config.grpc_port)]
     if config.unix_socket is not None:
         wanted.append(unix_address(config.unix_socket))
     bound = []
     for address in wanted:
         try:
-            port = server.add_insecure_port(address)
+            if tls is None or address.startswith("unix:"):
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, tls.server_credentials())
         except RuntimeError as error:  # another thread was quicker
             raise StartError(f"cannot listen on {address}", ADDRESS) from error
         bound.append(address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}")
@@ -222,14 +273,18 @@ def bind_http(config: ServeConfig) -> socket.socket:
 
 
 def http_access(config: ServeConfig, *, keys: bool) -> HttpAccess:
-    """Which host names and origins browsers may use. With keys a page from elsewhere can do nothing without one."""
-    hosts = config.allowed_hosts or (ANY_HOST if keys else (*LOOPBACK_NAMES, config.host))
+    """Which host names and origins browsers may use. With keys a page from elsewhere can do nothing without one; with
+    TLS a browser refuses the names that the certificate does not have.
+    """
+    hosts = config.allowed_hosts or (
+        ANY_HOST if keys or config.tls_cert is not None else (*LOOPBACK_NAMES, config.host)
+    )
     return HttpAccess(allowed_hosts=hosts, cors_origins=config.cors_origins)
 
 
-def http_url(host: str, port: int) -> str:
+def http_url(host: str, port: int, *, tls: bool = False) -> str:
     """The URL of the HTTP server, as its user would type it."""
-    return f"http://{tcp_text(host, port)}"
+    return f"{'https' if tls else 'http'}://{tcp_text(host, port)}"
 
 
 async def drain(lifecycle: ServerLifecycle, timeout_s: float) -> bool:

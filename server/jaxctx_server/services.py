@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from typing import Self
 
 from jaxctx.engine.interface import Caller
+from jaxctx.engine.remote import MakeCredentials
 from jaxctx_server.auth import Key
+from jaxctx_server.call_record import current_record
+from jaxctx_server.call_trace import CallTracer
 from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ServerLifecycle
+from jaxctx_server.metrics.generations import GenerationMetrics
+from jaxctx_server.metrics.server_metrics import ServerMetrics
 from jaxctx_server.router.context_service import RouterContextService
 from jaxctx_server.router.engines import RouterEngines
 from jaxctx_server.router.forwarding import Forwarder
@@ -44,8 +49,9 @@ MAX_DEADLINE_S = 86400.0  # of a call without a deadline: no call waits for ever
 
 
 def make_caller(key: Key, clock: Callable[[], float], timeout_s: float | None = None) -> Caller:
-    """Who makes a call with this key, and until when it may wait and run. None: as long as any call may."""
-    return Caller(tenant=key.tenant, deadline=clock() + (MAX_DEADLINE_S if timeout_s is None else timeout_s))
+    """Who makes the running call, with this key, and until when it may wait and run. None: as long as any call may."""
+    deadline = clock() + (MAX_DEADLINE_S if timeout_s is None else timeout_s)
+    return Caller(tenant=key.tenant, deadline=deadline, traceparent=current_record().traceparent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +66,27 @@ class Services:
     engines: EngineService
 
     @classmethod
-    def make(cls, lifecycle: ServerLifecycle, clock: Callable[[], float], cluster_key: str, *, is_router: bool) -> Self:
-        """The services of a server. `clock` is that of deadlines, `cluster_key` the cluster's secret ("": none)."""
+    def make(
+        cls,
+        lifecycle: ServerLifecycle,
+        clock: Callable[[], float],
+        cluster_key: str,
+        *,
+        is_router: bool,
+        generations: GenerationMetrics | None = None,
+        credentials: MakeCredentials | None = None,
+    ) -> Self:
+        """The services of a server. `clock` is that of deadlines, `cluster_key` the cluster's secret ("": none);
+        `generations` is where outputs are counted; `credentials` makes those of a router's channel to an engine (None:
+        without TLS).
+        """
         engines, placements = RouterEngines(lifecycle), PlacementTable()
         migrator = Migrator(engines, placements, clock)
-        registration = EngineRegistration(lifecycle, migrator, clock, cluster_key)
+        registration = EngineRegistration(lifecycle, migrator, clock, cluster_key, credentials)
         sessions, admin = LocalSessionService(lifecycle), LocalAdminService(lifecycle)
         if not is_router:
             return cls(
-                contexts=LocalContextService(lifecycle),
+                contexts=LocalContextService(lifecycle, generations),
                 snapshots=LocalSnapshotService(lifecycle),
                 models=LocalModelService(lifecycle),
                 sessions=sessions,
@@ -80,7 +98,7 @@ class Services:
         lister = Lister(engines, forwarder)
         watcher = Watcher(lifecycle, engines, placements)
         return cls(
-            contexts=RouterContextService(forwarder, lister, planner, watcher, placements),
+            contexts=RouterContextService(forwarder, lister, planner, watcher, placements, generations),
             snapshots=RouterSnapshotService(forwarder, lister, placements),
             models=RouterModelService(forwarder, lister),
             sessions=sessions,
@@ -98,6 +116,7 @@ class Backend:
     services: Services
     clock: Callable[[], float]  # of deadlines, in seconds
     max_calls: int  # at once, over all connections and transports
+    metrics: ServerMetrics
 
     @classmethod
     def make(
@@ -109,9 +128,34 @@ class Backend:
         clock: Callable[[], float] = time.monotonic,
         cluster: Cluster = ALONE,
         is_router: bool = False,
+        role: str | None = None,
+        tracer: CallTracer | None = None,
     ) -> Self:
-        """The backend of a server. `is_router`: engines elsewhere answer what needs a model."""
-        reader = RequestReader(lifecycle)
-        pipeline = CallPipeline(KeyStore.of(keys), reader, max_calls=max_calls, incarnation=cluster.incarnation)
-        services = Services.make(lifecycle, clock, cluster.key, is_router=is_router)
-        return cls(lifecycle=lifecycle, pipeline=pipeline, services=services, clock=clock, max_calls=max_calls)
+        """The backend of a server. `is_router`: engines elsewhere answer what needs a model. `role`: the setting
+        --role, for its metrics; None: router or both. `tracer` makes spans of its calls; None: they have none.
+        """
+        metrics = ServerMetrics(lifecycle, role or ("router" if is_router else "both"))
+        pipeline = CallPipeline(
+            KeyStore.of(keys),
+            RequestReader(lifecycle),
+            max_calls=max_calls,
+            incarnation=cluster.incarnation,
+            metrics=metrics.calls,
+            tracer=tracer,
+        )
+        services = Services.make(
+            lifecycle,
+            clock,
+            cluster.key,
+            is_router=is_router,
+            generations=metrics.generations,
+            credentials=cluster.credentials,
+        )
+        return cls(
+            lifecycle=lifecycle,
+            pipeline=pipeline,
+            services=services,
+            clock=clock,
+            max_calls=max_calls,
+            metrics=metrics,
+        )

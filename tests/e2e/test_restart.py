@@ -17,6 +17,7 @@ from tests.e2e.server_processes import ECHO, SMALL, Server
 from tests.readme import example
 
 PROMPT = THOUSAND[:200]
+ATTACHED = bytes(range(256)) * (16 << 10)  # 4 MiB, the most there may be
 
 
 @pytest.fixture
@@ -47,7 +48,8 @@ async def test_what_was_saved_survives_the_servers_death(start, store) -> None:
     async with jaxctx.aio.Client(server.address, timeout_s=60) as client:
         context = await client.create()
         await context.fill(tokens=PROMPT)
-        saved = await context.save("kept", durable=True, labels={"a": "b"})
+        saved = await context.save("kept", durable=True, labels={"a": "b"}, attachment=ATTACHED)
+        assert saved.attachment_bytes == len(ATTACHED)
         await context.save("lost")
     killed(server)
 
@@ -55,6 +57,10 @@ async def test_what_was_saved_survives_the_servers_death(start, store) -> None:
     async with jaxctx.aio.Client(server.address, timeout_s=60) as client:
         assert [each.name async for each in client.snapshots()] == ["kept"]
         assert (await client.snapshot("kept")).labels == saved.labels
+        content = await client.snapshot_content("kept", include_tokens=True)
+        assert (content.attachment, content.snapshot.labels) == (ATTACHED, saved.labels)
+        assert content.tokens is not None
+        assert list(content.tokens.ids) == list(PROMPT)
         context = await client.open("kept")
         opened = context.opened
         assert opened is not None
@@ -67,7 +73,7 @@ async def test_what_was_saved_survives_the_servers_death(start, store) -> None:
         assert again.opened.resident == 192
     killed(server)
 
-    (pack,) = (store / "packs").iterdir()
+    (pack,) = (each for each in (store / "packs").iterdir() if each.read_bytes() != ATTACHED)
     data = bytearray(pack.read_bytes())
     data[len(data) // 2] ^= 1
     pack.write_bytes(data)

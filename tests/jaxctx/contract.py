@@ -111,10 +111,16 @@ PAIRS = [
         message=generation_pb2.SamplingParams,
         unset={"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0},
     ),
+    Pair(kind=types.OutputFormat, message=generation_pb2.OutputFormat),
     Pair(
         kind=types.GenerateRequest,
         message=context_service_pb2.GenerateRequest,
         unset={"n": 1, "sampling": types.SamplingParams()},
+    ),
+    Pair(
+        kind=types.GetSnapshotResult,
+        message=snapshot_service_pb2.GetSnapshotResponse,
+        always_sent=frozenset({"snapshot"}),
     ),
     Pair(kind=types.SaveRequest, message=snapshot_service_pb2.SaveRequest, unset={"ttl": types.Ttl()}),
     Pair(
@@ -159,6 +165,7 @@ TYPES_OF_MESSAGES: dict[str, Any] = {pair.message.DESCRIPTOR.full_name: pair.kin
     "google.protobuf.Timestamp": datetime,
     "google.protobuf.Duration": float,
     "jaxctx.v1.TopLogprob": tuple[int, float],
+    "jaxctx.v1.Choices": Sequence[str],
     "jaxctx.v1.Ancestor": tuple[str, int],
     "jaxctx.v1.AttentionMask": Sequence[tuple[int, int]],
     "jaxctx.v1.UpdateContextRequest.Labels": Mapping[str, str],

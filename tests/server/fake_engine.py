@@ -87,6 +87,11 @@ STATS = EngineStats(
     expired=0,
     tokens_drafted=0,
     tokens_accepted=0,
+    tokens_queried=10,
+    prompt_tokens=12,
+    requests_admitted=2,
+    queue_seconds=0.5,
+    step_seconds=0.25,
 )
 EXPIRY = Expiry(at=utc_datetime(1_700_000_600.5), seconds=300.25, sliding=True)
 SNAPSHOT = Snapshot(
@@ -394,7 +399,7 @@ class FakeEngine:
         return GetSnapshotResult(
             snapshot=replace(SNAPSHOT, expiry=None, labels={}),
             attachment=b"attached\x00\xff" if include_attachment else b"",
-            tokens=[5, 6, 7] if include_tokens else None,
+            tokens=TokenIds(ids=[5, 6, 7]) if include_tokens else None,
         )
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from jaxctx_server.addresses import check_host, tcp_address, unix_address
+from jaxctx_server.addresses import check_host, is_beyond_loopback, tcp_address, unix_address
 from jaxctx_server.errors import ADDRESS, USAGE, StartError
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
 def test_loopback_needs_no_keys(host: str) -> None:
     check_host(host, keys=False)
+    assert not is_beyond_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
@@ -22,6 +23,8 @@ def test_beyond_loopback_needs_keys(host: str) -> None:
         check_host(host, keys=False)
     assert raised.value.exit_status == USAGE
     check_host(host, keys=True)
+    check_host(host, keys=False, client_certificates=True)
+    assert is_beyond_loopback(host)
 
 
 def test_unknown_hosts() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxctx_server.auth import Role, authorise, read_cluster_key, read_keys
+from jaxctx.errors import PermissionDenied
+from jaxctx_server.auth import CERTIFIED, LOCAL, Role, authorise, read_cluster_key, read_keys
 from jaxctx_server.cluster import Cluster
 from jaxctx_server.errors import USAGE, StartError
 
@@ -78,3 +79,15 @@ def test_what_is_no_clusters_key(text: str, tmp_path: Path) -> None:
     assert raised.value.exit_status == USAGE
     with pytest.raises(StartError, match=r"--cluster-key: .*No such file"):
         read_cluster_key(tmp_path / "missing")
+
+
+def test_without_keys_the_transport_says_who_calls() -> None:
+    """A certificate lets in clients, administrators too, but nobody who speaks for the cluster."""
+    listing, stats = "/jaxctx.v1.ContextService/ListContexts", "/jaxctx.v1.AdminService/GetStats"
+    register = "/jaxctx.v1.EngineService/Register"
+    assert authorise(None, register, None) is LOCAL
+    for method in (listing, stats):
+        assert authorise(None, method, None, without_keys=CERTIFIED) is CERTIFIED
+    with pytest.raises(PermissionDenied, match="role cluster, and the server has no keys"):
+        authorise(None, register, None, without_keys=CERTIFIED)
+    assert (CERTIFIED.tenant, CERTIFIED.role) == ("", Role.ADMIN)

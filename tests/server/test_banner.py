@@ -16,3 +16,28 @@ def test_the_banner_warns_of_keys_and_values_that_are_coarse_for_nothing(
 ) -> None:
     told = banner(replace(make_engine().info, kv_dtype=kv_dtype), ["127.0.0.1:1"], None, None, 1.0)
     assert ("WARNING" in told and "--kv-dtype int8" in told) == warns
+
+
+@pytest.mark.parametrize(
+    ("tls", "keys", "lines"),
+    [
+        (
+            None,
+            None,
+            ["gRPC      h:1", "gRPC      unix:/s", "http://h:2/v1)\n", "none: whoever reaches these addresses"],
+        ),
+        ("TLS", ["key"], ["gRPC      h:1 (TLS)", "gRPC      unix:/s\n", "http://h:2/v1) (TLS)", "1 accepted"]),
+        ("mTLS", None, ["gRPC      h:1 (mTLS)", "none: whoever shows a certificate of --tls-client-ca may do"]),
+    ],
+)
+def test_it_says_what_the_addresses_use(tls: str | None, keys: list[str] | None, lines: list[str]) -> None:
+    told = banner(None, ["h:1", "unix:/s"], "http://h:2", keys, 1.0, tls=tls)
+    for line in lines:
+        assert line in told
+    assert "WARNING" not in told
+
+
+def test_it_warns_of_keys_that_others_can_read() -> None:
+    told = banner(None, ["h:1"], None, ["key"], 1.0, is_readable=True)
+    assert "WARNING   without TLS keys, prompts and outputs travel as plain text" in told
+    assert "--tls-cert" in told

@@ -100,3 +100,8 @@ def test_without_ray_the_command_says_what_to_install(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert cli.main(["ray", "--router", "127.0.0.1:1", "--engines", "1"], {}) == USAGE
     assert capsys.readouterr().err == "jaxctx-serve: ray is not installed: pip install 'jaxctx[ray]'\n"
+
+
+def test_drawing_with_roots_that_are_not_there_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["draw", "mine", "--tls-ca", str(tmp_path / "missing")], {}) == USAGE
+    assert f"tls.ca_file: {tmp_path}/missing: No such file" in capsys.readouterr().err

@@ -87,12 +87,17 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "max_calls": ("11", 11),
     "default_max_tokens": ("12", 12),
     "store": ("s3://bucket/path/", "s3://bucket/path/"),
+    "response_ttl_s": ("60", 60.0),
     "snapshot_history": ("19", 19),
     "dispatch_task_groups": ("false", False),
     "dispatch_same_prefix": ("false", False),
     "dispatch_cached_prefix": ("false", False),
     "dispatch_least_impact": ("false", False),
     "dispatch_app_order": ("false", False),
+    "tls_cert": ("cert.pem", Path("cert.pem")),
+    "tls_key": ("key.pem", Path("key.pem")),
+    "tls_client_ca": ("callers.pem", Path("callers.pem")),
+    "cluster_ca": ("cluster.pem", Path("cluster.pem")),
     "prefix_timeout_s": ("30.5", 30.5),
     "heartbeat_s": ("0.25", 0.25),
     "host_tokens": ("170", 170),
@@ -104,11 +109,20 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "max_snapshot_bytes_per_tenant": ("16", 16),
     "compile_cache": ("None", None),
     "drain_timeout_s": ("1.5", 1.5),
+    "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
     "log_level": ("debug", "debug"),
 }
 
 
-NEEDS = {"disk_file": ("disk_tokens", "18")}  # what a setting means nothing without
+# What a setting means nothing without.
+PAIR = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
+NEEDS: dict[str, dict[str, str]] = {
+    "disk_file": {"disk_tokens": "18"},
+    "tls_cert": {"tls_key": "key.pem"},
+    "tls_key": {"tls_cert": "cert.pem"},
+    "tls_client_ca": PAIR,
+    "cluster_ca": {**PAIR, "role": "router"},
+}
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(ServeConfig) if field.name != "config"])
@@ -116,7 +130,7 @@ def test_each_setting_from_each_source(name: str, tmp_path: Path) -> None:
     text, value = EXAMPLES[name]
     option = name.replace("_", "-")
     flag = [text] if name == "model" else [f"--no-{option}"] if value is False else [f"--{option}", text]
-    others = {needed: amount for needed, amount in [NEEDS.get(name, ("", ""))] if needed}
+    others = NEEDS.get(name, {})
     flags = [part for needed, amount in others.items() for part in (f"--{needed.replace('_', '-')}", amount)]
     assert getattr(read(*flag, *flags), name) == value
     environ = {f"JAXCTX_{each.upper()}": setting for each, setting in {name: text, **others}.items()}
@@ -138,6 +152,17 @@ def test_each_setting_from_each_source(name: str, tmp_path: Path) -> None:
         ("--disk-file pages", "--disk-file: means nothing without --disk-tokens"),
         ("--disk-tokens 31 --page-size 32", "--disk-tokens: must be 0, or at least --page-size"),
         ("--host-tokens 31", "--host-tokens: must be 0, or at least twice --page-size"),
+        ("--tls-cert c", "--tls-key: must be set with --tls-cert"),
+        ("--tls-key k", "--tls-cert: must be set with --tls-key"),
+        ("--tls-client-ca r", "--tls-client-ca: needs --tls-cert and --tls-key"),
+        ("--cluster-ca r --role router", "--cluster-ca: needs --tls-cert and --tls-key"),
+        ("--cluster-ca r --tls-cert c --tls-key k", "--cluster-ca: means nothing without a router"),
+        ("--role router --tls-cert c --tls-key k", "--cluster-ca: must be set for a router and its engines"),
+        ("--role engine --router h:1 --tls-cert c --tls-key k", "--cluster-ca: must be set for a router"),
+        (
+            "--role router --tls-cert c --tls-key k --cluster-ca r --tls-client-ca r",
+            "--cluster-key: must be set with --cluster-ca and --tls-client-ca",
+        ),
         ("--max-context-tokens 1000 --kv-tokens 500", "--max-context-tokens: there are only 512 tokens of KV"),
     ],
 )
@@ -152,6 +177,18 @@ def test_flags_that_do_not_go_together_are_refused_at_once(flags: str, message: 
 @pytest.mark.parametrize("flags", ["--disk-tokens 64", "--disk-tokens 64 --host-tokens 32 --disk-file pages"])
 def test_flags_that_go_together(flags: str) -> None:
     assert read(*flags.split()).disk_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--tls-client-cert c", "--tls-client-cert and --tls-client-key: both must be set, or neither"),
+        ("--tls-client-key k", "--tls-client-cert and --tls-client-key: both must be set, or neither"),
+        ("--tls-client-cert c --tls-client-key k", "--tls-client-cert: needs --tls-ca"),
+    ],
+)
+def test_tls_of_drawing(flags: str, message: str) -> None:
+    assert refused("draw", "mine", *flags.split()).startswith(message)
 
 
 def ranges() -> list[tuple[str, float]]:

@@ -19,7 +19,7 @@ from jaxctx.types import GeneratePiece
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import session_service_pb2
 from jaxctx_server import key_store as store_module
-from jaxctx_server.auth import LOCAL, Key, Role
+from jaxctx_server.auth import CERTIFIED, LOCAL, Key, Role
 from jaxctx_server.errors import StartError
 from jaxctx_server.key_store import NOT_RELOADED, KeyStore
 from tests.server.key_files import key_line, replace_file
@@ -180,6 +180,7 @@ async def test_without_keys_there_is_nothing_to_read(caplog: pytest.LogCaptureFi
     await store.reload()
     assert store.authorise(LIST, None) is LOCAL
     assert "no keys file" in caplog.text
+    assert KeyStore(None, without_keys=CERTIFIED).authorise(LIST, None) is CERTIFIED
 
 
 def test_a_broken_file_at_the_start_is_a_mistake(file: Path) -> None:

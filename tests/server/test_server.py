@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import http.client
 import io
 import re
 import socket
+import ssl
 import threading
 import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +19,45 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from jaxctx.errors import Unavailable
+import jaxctx
+from jaxctx.errors import Unauthenticated, Unavailable
 from jaxctx.programs.dispatcher import Policy
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import context_service_pb2_grpc
+from jaxctx_server import addresses
+from jaxctx_server import tls as tls_module
+from jaxctx_server.auth import CERTIFIED
+from jaxctx_server.cluster import ALONE, Cluster
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.errors import ADDRESS, CUT_OFF, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
+from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ProgramSettings
 from jaxctx_server.server import http_access, program_settings, serve
+from jaxctx_server.tls import TlsStore
+from tests.certificates import Pair, browser, write_pair, write_root
+from tests.server.collector import running_collector
 from tests.server.http.client import HttpClient
+from tests.server.key_files import key_line
+
+CLUSTER_KEY = "a secret of the servers of a cluster, which nobody else knows"
+
+
+def no_load(config: ServeConfig, progress: Any) -> Any:
+    raise AssertionError("must not be called")
 
 
 class RunningServer:
     """A server that is being run: set `stop` to end it."""
 
-    def __init__(self, engine: Any, text: Any, config: ServeConfig, keys: Any = None) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        text: Any,
+        config: ServeConfig,
+        keys: Any = None,
+        tls: TlsStore | None = None,
+        cluster: Cluster = ALONE,
+    ) -> None:
         self.engine = engine
         self.stopped = False
         self.loads = threading.Event()
@@ -47,7 +74,8 @@ class RunningServer:
             engine.stop = self._stop_engine
             return engine, text
 
-        self.task = asyncio.ensure_future(serve(config, keys, load, self.stop, out=self.out, err=self.err))
+        running = serve(config, keys, load, self.stop, tls=tls, cluster=cluster, out=self.out, err=self.err)
+        self.task = asyncio.ensure_future(running)
 
     def _stop_engine(self) -> None:
         self.stopped = True
@@ -254,6 +282,7 @@ async def test_addresses_are_checked_before_anything_is_loaded(text: Any) -> Non
     [
         ({}, False, ("localhost", "127.0.0.1", "[::1]", "127.0.0.1")),
         ({}, True, ("*",)),
+        ({"tls_cert": Path("c"), "tls_key": Path("k")}, False, ("*",)),
         ({"allowed_hosts": ("a.example",)}, False, ("a.example",)),
         ({"allowed_hosts": ("a.example",)}, True, ("a.example",)),
     ],
@@ -268,3 +297,193 @@ async def test_without_http(engine: Any, text: Any) -> None:
     assert "HTTP" not in life.out.getvalue()
     life.stop.set()
     assert await life.task == OK
+
+
+async def test_traces_are_sent_before_the_server_has_ended(engine: Any, text: Any) -> None:
+    with running_collector() as collector:
+        life = RunningServer(engine, text, ServeConfig(grpc_port=0, http=False, otlp_endpoint=collector.url))
+        async with grpc.aio.insecure_channel(await life.ready()) as channel:
+            await context_service_pb2_grpc.ContextServiceStub(channel).CreateContext(pb.CreateContextRequest())
+        life.stop.set()
+        assert await life.task == OK
+    assert collector.span_names == ["jaxctx.v1.ContextService/CreateContext"]
+
+
+async def test_without_a_url_for_traces_nothing_is_begun(text: Any) -> None:
+    def load(config: Any, progress: Any) -> Any:
+        raise AssertionError("must not be called")
+
+    with pytest.raises(StartError, match="--otlp-endpoint"):
+        await serve(ServeConfig(grpc_port=0, otlp_endpoint="nowhere"), None, load, asyncio.Event())
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server_pair(tmp_path: Path) -> Pair:
+    return write_pair(tmp_path / "server", "servers")
+
+
+@pytest.fixture
+def caller(tmp_path: Path) -> Pair:
+    return write_pair(tmp_path / "caller", "callers")
+
+
+@pytest.fixture
+def trust(tmp_path: Path) -> Path:
+    return write_root(tmp_path / "ca.pem", "servers")
+
+
+async def status_of_get(port: int, context: ssl.SSLContext, key: str = "") -> int:
+    """Status of GET /v1/models over HTTPS."""
+
+    def ask() -> int:
+        connection = http.client.HTTPSConnection("localhost", port, timeout=60, context=context)
+        try:
+            connection.request("GET", "/v1/models", headers={"authorization": f"Bearer {key}"} if key else {})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_with_tls_and_keys_both_transports_want_both(
+    engine: Any, text: Any, server_pair: Pair, trust: Path, tmp_path: Path
+) -> None:
+    config = ServeConfig(
+        grpc_port=0, http_port=0, tls_cert=server_pair.cert, tls_key=server_pair.key, unix_socket=tmp_path / "s"
+    )
+    (tmp_path / "keys").write_text(key_line("alice"))
+    life = RunningServer(engine, text, config, KeyStore(None, tmp_path / "keys"), TlsStore.of(config))
+    address = await life.ready()
+    banner = life.out.getvalue()
+    found = re.search(r"HTTP +https://127.0.0.1:(\d+) \(OpenAI: https://127.0.0.1:\1/v1\) \(TLS\)", banner)
+    assert found, banner
+    assert f"gRPC      {address} (TLS)" in banner
+    tls = jaxctx.Tls(ca_file=trust)
+    async with jaxctx.aio.Client(address, tls=tls, api_key="alice-key") as client:
+        await client.create()
+    async with jaxctx.aio.Client(address, tls=tls) as client:
+        with pytest.raises(Unauthenticated):
+            await client.create()
+    async with jaxctx.aio.Client(address, api_key="alice-key", timeout_s=20) as client:
+        with pytest.raises(Unavailable):
+            await client.create()
+    async with jaxctx.aio.Client(f"unix:{tmp_path}/s", api_key="alice-key") as client:
+        await client.create()  # on this machine, without TLS
+    port = int(found[1])
+    assert await status_of_get(port, browser("servers"), "alice-key") == 200
+    assert await status_of_get(port, browser("servers")) == 401
+    life.stop.set()
+    assert await life.task == OK
+
+
+async def test_with_certificates_of_callers_no_keys_are_needed_beyond_loopback(
+    engine: Any, text: Any, server_pair: Pair, caller: Pair, trust: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Tests listen on loopback only: it is taken here for an address that others reach."""
+    monkeypatch.setattr(addresses, "is_beyond_loopback", lambda host: True)
+    config = ServeConfig(
+        grpc_port=0,
+        http_port=0,
+        tls_cert=server_pair.cert,
+        tls_key=server_pair.key,
+        tls_client_ca=write_root(tmp_path / "callers.pem", "callers"),
+    )
+    with pytest.raises(StartError, match="without keys the server listens on loopback only"):
+        await serve(ServeConfig(grpc_port=0, http_port=0), None, no_load, asyncio.Event())
+    life = RunningServer(engine, text, config, KeyStore(None, without_keys=CERTIFIED), TlsStore.of(config))
+    address = await life.ready()
+    assert "whoever shows a certificate of --tls-client-ca may do everything" in life.out.getvalue()
+    async with jaxctx.aio.Client(address, tls=jaxctx.Tls(trust, caller.cert, caller.key)) as client:
+        await client.create()
+        assert engine.calls[-1][1].tenant == ""
+        assert (await client.engines())[0].info.model_id
+    async with jaxctx.aio.Client(address, tls=jaxctx.Tls(trust), timeout_s=20) as client:
+        with pytest.raises(Unavailable):
+            await client.create()
+    port = re.search(r"https://127.0.0.1:(\d+) ", life.out.getvalue())
+    assert port
+    assert await status_of_get(int(port[1]), browser("servers", caller)) == 200
+    with pytest.raises(OSError, match=r"(?i)certificate|reset|closed"):
+        await status_of_get(int(port[1]), browser("servers"))
+    life.stop.set()
+    assert await life.task == OK
+
+
+async def test_certificates_and_keys_are_both_wanted(
+    engine: Any, text: Any, server_pair: Pair, caller: Pair, trust: Path, tmp_path: Path
+) -> None:
+    roots = write_root(tmp_path / "callers.pem", "callers")
+    config = ServeConfig(
+        grpc_port=0, http_port=0, tls_cert=server_pair.cert, tls_key=server_pair.key, tls_client_ca=roots
+    )
+    (tmp_path / "keys").write_text(key_line("alice"))
+    keys = KeyStore(None, tmp_path / "keys", without_keys=CERTIFIED)
+    life = RunningServer(engine, text, config, keys, TlsStore.of(config))
+    address = await life.ready()
+    certified = jaxctx.Tls(trust, caller.cert, caller.key)
+    for tls, key, error in [
+        (certified, "alice-key", None),
+        (certified, None, Unauthenticated),
+        (jaxctx.Tls(trust), "alice-key", Unavailable),
+    ]:
+        async with jaxctx.aio.Client(address, tls=tls, api_key=key, timeout_s=20) as client:
+            with nullcontext() if error is None else pytest.raises(error):
+                await client.create()
+    life.stop.set()
+    assert await life.task == OK
+
+
+async def test_a_new_certificate_is_taken_while_it_runs(
+    engine: Any, text: Any, server_pair: Pair, tmp_path: Path, trust: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tls_module, "POLL_S", 0.01)
+    config = ServeConfig(grpc_port=0, http_port=0, tls_cert=server_pair.cert, tls_key=server_pair.key)
+    life = RunningServer(engine, text, config, None, TlsStore.of(config))
+    address = await life.ready()
+    write_pair(server_pair.cert.parent, "new servers")
+    new_trust = jaxctx.Tls(write_root(tmp_path / "new.pem", "new servers"))
+    async with asyncio.timeout(60):
+        while True:
+            async with jaxctx.aio.Client(address, tls=new_trust, timeout_s=20) as client:
+                with suppress(Unavailable):
+                    await client.create()
+                    break
+    life.stop.set()
+    assert await life.task == OK
+
+
+@pytest.mark.parametrize("mutual", [False, True], ids=["TLS", "mTLS"])
+async def test_a_router_and_its_engine_use_tls_between_them(
+    engine: Any, text: Any, server_pair: Pair, tmp_path: Path, trust: Path, mutual: bool, caplog: Any
+) -> None:
+    """Each has the certificate and shows it to the other."""
+    settings: dict[str, Any] = {"tls_cert": server_pair.cert, "tls_key": server_pair.key, "cluster_ca": trust}
+    if mutual:
+        settings |= {"tls_client_ca": trust, "cluster_key": Path("set")}
+    config = ServeConfig(role="router", grpc_port=0, http_port=0, heartbeat_s=0.05, **settings)
+    router = cluster_member(None, text, config)
+    address = await router.ready()
+    engine_config = ServeConfig(role="engine", router=address, grpc_port=0, **settings)
+    member = cluster_member(engine, text, engine_config)
+    await member.ready()
+    caller = jaxctx.Tls(trust, server_pair.cert, server_pair.key) if mutual else jaxctx.Tls(trust)
+    async with jaxctx.aio.Client(address, tls=caller, api_key=CLUSTER_KEY) as client, asyncio.timeout(60):
+        while not await client.engines():
+            await asyncio.sleep(0.02)
+        await client.create(context_id="a")
+    assert ("create", "a") in [(name, getattr(request, "context_id", None)) for name, _, request in engine.calls]
+    for server in (member, router):
+        server.stop.set()
+        await server.task
+
+
+def cluster_member(engine: Any, text: Any, config: ServeConfig) -> RunningServer:
+    """A router (engine None) or an engine of it, as the command makes it."""
+    tls = TlsStore.of(config)
+    assert tls is not None
+    cluster = Cluster(CLUSTER_KEY, credentials=tls.cluster_credentials)
+    return RunningServer(engine, text, config, [cluster.accepted], tls, cluster)

@@ -13,6 +13,7 @@ import pytest
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text import ChatTemplate, ModelText
 from jaxctx.model.text.sandbox import CPU_S
+from jaxctx.model.text.tool_calls import REASONING_FORMATS, TOOL_CALL_FORMATS
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import PlanRequest
 from jaxctx_server.tokenizer_pool import (
@@ -149,4 +150,75 @@ async def test_a_hopeless_text_is_refused_before_it_is_tokenised(text: ModelText
             await texts.tokens(content, EmptyContext())
         assert raised.value.violations[0].field == field
     assert tokenizer.calls == 1
+    texts.close()
+
+
+CALLING_TEMPLATE = (
+    "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}"
+    "{% for message in messages %}[{{ message.role }} {{ message.content }}{{ message.tool_call_id }}"
+    "{% for call in message.tool_calls %}{{ call.id }}:{{ call.function.name }}{{ call.function.arguments.a }}"
+    "{% endfor %}]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant {% endif %}{{ more }}"
+)
+TOOL = '{"type": "function", "function": {"name": "f"}}'
+
+
+@pytest.mark.parametrize("size", [1, 2 * MAX_INLINE_SIZE])
+async def test_tools_and_calls_reach_the_template(text: ModelText, limits: Limits, size: int) -> None:
+    """On the event loop, and on the thread of longer ones."""
+    texts = texts_of(text, limits, CALLING_TEMPLATE)
+    value = "x" * size
+    chat = ChatMessages(
+        messages=[
+            {"role": "user", "content": "u"},
+            {"role": "assistant", "tool_calls": [{"id": "1", "name": "f", "arguments": f'{{"a": "{value}"}}'}]},
+            {"role": "tool", "content": "r", "tool_call_id": "1"},
+        ],
+        tools=[TOOL],
+        template_arguments='{"more": "!"}',
+    )
+    rendered = await texts.render(chat)
+    assert rendered.text == f"<f>[user u][assistant 1:f{value}][tool r1][assistant !"
+    chat.messages[1].tool_calls[0].arguments = "[" + " " * size
+    with pytest.raises(InvalidArgument) as raised:
+        await texts.render(chat)
+    assert raised.value.violations[0].field == "messages.messages[1].tool_calls[0].arguments"
+    texts.close()
+
+
+async def test_results_of_tools_are_a_next_turn(text: ModelText, limits: Limits) -> None:
+    texts = texts_of(text, limits, CALLING_TEMPLATE)
+    messages = [{"role": "tool", "content": "r", "tool_call_id": "1"}]
+    ids = await texts.tokens(PlanRequest(messages={"messages": messages, "tools": [TOOL]}), MiddleOfSequence())
+    assert text.tokenizer.decode(ids, skip_special_tokens=False) == "[tool r1][assistant "
+    texts.close()
+
+
+async def test_a_last_message_that_is_continued_opens_no_answer(text: ModelText, limits: Limits) -> None:
+    texts = texts_of(text, limits, CALLING_TEMPLATE)
+    messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "So "}]
+    chat = {"messages": messages, "continue_final_message": True}
+    for before, written in ((EmptyContext(), "[user u][assistant So "), (MiddleOfSequence(), "[user u][assistant So ")):
+        ids = await texts.tokens(PlanRequest(messages=chat), before)
+        assert text.tokenizer.decode(ids, skip_special_tokens=False) == written
+    texts.close()
+
+
+async def test_the_formats_of_a_model(text: ModelText, limits: Limits) -> None:
+    known = replace(
+        text, tool_call_format=TOOL_CALL_FORMATS["hermes"], reasoning_format=REASONING_FORMATS["think_opened"]
+    )
+    for each, names in ((text, ("", "")), (known, ("hermes", "think_opened"))):
+        texts = TokenizerPool(each, limits)
+        assert (texts.formats.tool_calls, texts.formats.reasoning) == names
+        assert texts.formats.special_markers == {}
+        texts.close()
+
+
+async def test_ids_of_calls_are_made_as_the_template_takes_them(text: ModelText, limits: Limits) -> None:
+    mistral = replace(text, chat_template=ChatTemplate(CALLING_TEMPLATE), tool_call_format=TOOL_CALL_FORMATS["mistral"])
+    texts = TokenizerPool(mistral, limits)
+    rendered = await texts.render(ChatMessages(messages=[{"role": "tool", "tool_call_id": "call_1"}]))
+    made = rendered.text.removeprefix("[tool ").removesuffix("][assistant ")
+    assert made == TOOL_CALL_FORMATS["mistral"].template_call_id("call_1")
     texts.close()

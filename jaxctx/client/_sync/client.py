@@ -15,6 +15,7 @@ from jaxctx.client._sync.channel import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Chann
 from jaxctx.client._sync.context import Context
 from jaxctx.client._sync.session import Session
 from jaxctx.client.options import ChatOptions
+from jaxctx.client.tls import Tls
 from jaxctx.errors import JaxctxError
 from jaxctx.types import (
     ContextEvent,
@@ -41,10 +42,11 @@ from jaxctx.v1 import (
 class Client(Closeable):
     """A connection to a jaxctx server. Every method may raise the errors of `jaxctx.errors`.
 
-    `target` is "host:port" or "unix:/path"; `credentials` (grpc.ssl_channel_credentials) switches TLS on. `timeout_s`
-    is the deadline of calls that give none of their own (None: none); of `generate` it covers the whole stream. Calls
-    that can be repeated safely are, a few times, while the server is unavailable. Leaving the `with` block closes
-    the connection; contexts stay on the server.
+    `target` is "host:port" or "unix:/path". `tls` switches TLS on, with files; `credentials` does so too, with any
+    credentials of gRPC. A file that is wrong raises InvalidArgument. `timeout_s` is the deadline of calls that give
+    none of their own (None: none); of `generate` it covers the whole stream. Calls that can be repeated safely are, a
+    few times, while the server is unavailable. Leaving the `with` block closes the connection; contexts stay on
+    the server.
     """
 
     def __init__(
@@ -52,10 +54,11 @@ class Client(Closeable):
         target: str = DEFAULT_TARGET,
         *,
         api_key: str | None = None,
+        tls: Tls | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._channel = Channel(target, credentials, api_key, timeout_s)
+        self._channel = Channel(target, credentials, api_key, timeout_s, tls)
 
     # --- Contexts
 
@@ -286,25 +289,25 @@ class Client(Closeable):
         name: str,
         *,
         version: int | None = None,
-        attachment: bool = True,
-        tokens: bool = False,
+        include_attachment: bool = True,
+        include_tokens: bool = False,
         timeout_s: float | None = None,
     ) -> GetSnapshotResult:
-        """One version of a snapshot with its attachment and, with `tokens`, its tokens.
+        """One version of a snapshot with its attachment and, if wanted, its tokens.
 
         Args:
             name: The snapshot's name.
             version: Which version, counted from 1. None: the latest.
-            attachment: Return the attachment; a damaged one raises DataLoss.
-            tokens: Return the tokens, buffered ones included.
+            include_attachment: Return the attachment; a damaged one raises DataLoss.
+            include_tokens: Return the tokens, buffered ones included.
             timeout_s: Deadline in seconds. None: the client's.
         """
         request = requests.build_request(
             snapshot_service_pb2.GetSnapshotRequest,
             name=name,
             version=version,
-            include_attachment=attachment,
-            include_tokens=tokens,
+            include_attachment=include_attachment,
+            include_tokens=include_tokens,
         )
         response = self._channel.call(self._channel.snapshots.GetSnapshot, request, timeout_s)
         return convert.get_snapshot_result_from_proto(response)
@@ -562,6 +565,11 @@ class Client(Closeable):
             expired=sum(load.expired for load in loads),
             tokens_drafted=sum(load.tokens_drafted for load in loads),
             tokens_accepted=sum(load.tokens_accepted for load in loads),
+            tokens_queried=sum(load.tokens_queried for load in loads),
+            prompt_tokens=sum(load.prompt_tokens for load in loads),
+            requests_admitted=sum(load.requests_admitted for load in loads),
+            queue_seconds=sum(load.queue_seconds for load in loads),
+            step_seconds=sum(load.step_seconds for load in loads),
         )
 
     def drain(self, *, timeout_s: float | None = None) -> None:

@@ -10,6 +10,7 @@ sends the next step to the device; `process_output` applies a step's results whe
 """
 
 import logging
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -110,6 +111,7 @@ class EngineCore:
         self.draining = False
         self.steps = 0
         self.tokens_generated = 0
+        self.prompt_tokens = 0  # that fills and forwards appended
         self._events: deque[SchedulerEvent] = deque()  # returned by the scheduler, not carried out yet
         self._post: Callable[[Callable[[], object]], None] = _run_at_once
 
@@ -122,6 +124,7 @@ class EngineCore:
         context = self._context_to_append(caller, context_id, tokens)
         self.cache.append(context, tokens)
         if defer or context.length == 0 or not (context.buffered_tokens or context.suspended):
+            self.prompt_tokens += len(tokens)
             self.lifecycle.notify_changed(context)
             return FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context))
         return self._submit(Request(context, caller, reply, appended_tokens=len(tokens)))
@@ -216,6 +219,7 @@ class EngineCore:
             if request.appended_tokens:
                 truncate(self.cache, context, request.appended_tokens)
             raise
+        self.prompt_tokens += request.appended_tokens
         self._carry_out_events(events)
         self.lifecycle.notify_changed(context)
         return request
@@ -344,7 +348,9 @@ class EngineCore:
         packed, views = self.runner.make_step_inputs(shape)
         segments = write_batch(batch, views, self.config.page_size)
         build_attention_metadata(segments, shape.metadata, views.metadata)
-        self.runner.load_allowed(_masks_of(batch))
+        masks = _masks_of(batch)
+        if masks:
+            self.runner.load_allowed(masks)
         return batch, self.runner.run(shape, packed, logits=batch.wants_logits)
 
     def schedule(self) -> Batch | None:
@@ -395,8 +401,10 @@ class EngineCore:
                     if request.awaits_mask and not request.ended:
                         token = _SampledToken(request, int(sampled.tokens[scheduled.sample_offset]))
                         sampled_by_tenant.setdefault(request.tenant, []).append(token)
-            except Exception:  # of one request's text or reply; its neighbours must not notice
-                log.exception("a request failed")
+            except Exception as exception:  # of one request's text or reply; its neighbours must not notice
+                # Without the exception's message, which may quote the request.
+                stack = "".join(traceback.format_tb(exception.__traceback__))
+                log.error("a request failed with %s:\n%s", type(exception).__name__, stack)
                 self.fail(request, errors.Internal("this request failed inside the server"))
         for tenant, tokens in sampled_by_tenant.items():
             self._compute_masks(tenant, tokens)
@@ -515,6 +523,11 @@ class EngineCore:
             expired=self.lifecycle.expired,
             tokens_drafted=scheduler.tokens_drafted,
             tokens_accepted=scheduler.tokens_accepted,
+            tokens_queried=scheduler.tokens_queried,
+            prompt_tokens=self.prompt_tokens,
+            requests_admitted=scheduler.requests_admitted,
+            queue_seconds=scheduler.queue_seconds,
+            step_seconds=scheduler.step_seconds,
         )
 
 

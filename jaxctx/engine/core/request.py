@@ -78,6 +78,7 @@ class Request:
     ended: bool = False
     prefix_owner: "Request | None" = None  # computes a page that this request needs, which waits for it meanwhile
     demand: Demand = NO_DEMAND  # expected rows and tokens, judged when the request was submitted
+    submitted_at: float = 0.0  # when it came, by the clock of deadlines
     start_by: float = math.inf  # if it still waits at this time of the deadline clock, its deadline is checked again
 
     @property

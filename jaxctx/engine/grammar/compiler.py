@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -23,7 +24,7 @@ from jaxtyping import Int32
 from jaxctx.engine.grammar.matcher import EndRules, OutputMatcher, brief, token_bits
 from jaxctx.engine.grammar.tenant_threads import TenantThreads
 from jaxctx.engine.grammar.trial import GrammarTrials
-from jaxctx.errors import FailedPrecondition, InvalidArgument
+from jaxctx.errors import FailedPrecondition, InvalidArgument, Unavailable
 from jaxctx.model.sampling import allowed_words
 from jaxctx.model.text import ModelText
 from jaxctx.types import GenerateRequest, OutputFormat
@@ -41,6 +42,8 @@ LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
+# White space between the parts of a JSON text. A model that begins with it may go on for ever, if it is not bounded.
+JSON_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -85,8 +88,8 @@ class GrammarCompiler:
         """The grammar of a format, on the caller's event loop.
 
         Raises InvalidArgument, naming the field, if it is wrong or takes too much to prepare; FailedPrecondition
-        (NO_OUTPUT_FORMAT) if the model's tokenizer does not allow formats; ResourceExhausted (QUEUE_FULL) if many of
-        the tenant wait.
+        (NO_OUTPUT_FORMAT) if the tokenizer does not allow formats; ResourceExhausted (QUEUE_FULL) if many of the
+        tenant wait.
         """
         return await asyncio.wrap_future(self._threads.submit(tenant, partial(self._compile, tenant, output_format)))
 
@@ -104,13 +107,11 @@ class GrammarCompiler:
     def warm_up(self) -> None:
         """Read the tokenizer and start the first process, so that the first request need not wait. Blocks.
 
-        For a model whose tokenizer does not allow formats it does nothing.
+        For a model whose tokenizer does not allow formats, and after `close`, it does nothing.
         """
-        try:
+        with suppress(FailedPrecondition, Unavailable):
             self._read_tokenizer()
-        except FailedPrecondition:
-            return
-        self._trials.warm_up()
+            self._trials.warm_up()
 
     def close(self) -> None:
         """End the processes. What waits is cancelled."""
@@ -196,10 +197,20 @@ def _source(output_format: OutputFormat) -> _Source:
 
 
 def _schema_grammar(schema: str) -> str:
+    """The grammar of a schema. What the schema says of white space, under "x-guidance", goes before our default."""
     try:
-        return llguidance.LLMatcher.grammar_from_json_schema(schema)
-    except ValueError as error:
+        parsed = json.loads(schema)  # llguidance would take what stands behind it for a part of the grammar
+        if _says_white_space(parsed):
+            return llguidance.LLMatcher.grammar_from_json_schema(schema)
+        return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": JSON_WHITE_SPACE})
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument.field("output_format.json_schema", f"not a JSON object: {brief(str(error))}") from error
+
+
+def _says_white_space(schema: object) -> bool:
+    """Whether a schema has an option of llguidance for white space."""
+    options = schema.get("x-guidance") if isinstance(schema, dict) else None
+    return isinstance(options, dict) and not options.keys().isdisjoint({"whitespace_flexible", "whitespace_pattern"})
 
 
 def _lark_grammar(text: str) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,12 @@ class GrammarTrials:
 
     def _take(self) -> "_Process":
         """A process that is ready."""
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            pass
+        with suppress(queue.Empty):
+            while True:
+                process = self._idle.get_nowait()
+                if process.is_alive():
+                    return process
+                self._end(process)
         process = _Process()
         self._all.add(process)
         if self._closed or process.ask(self._setup(), START_TIMEOUT_S) is None:
@@ -90,7 +93,7 @@ class _Process:
         try:
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.flush()
-        except OSError:
+        except (OSError, ValueError):  # it has ended, or was killed
             return None
         poll = select.poll()
         poll.register(stdout, select.POLLIN)
@@ -106,7 +109,14 @@ class _Process:
         result: dict[str, Any] = json.loads(reply)
         return result
 
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """End it, and wait for its end. A thread that waits for a reply sees it."""
         self._process.kill()
         self._process.wait()
+        if self._process.stdin is not None:
+            with suppress(OSError):  # what could not be sent to it
+                self._process.stdin.close()

@@ -49,12 +49,13 @@ def _try(tokenizer: llguidance.LLTokenizer, grammar: str, limits: llguidance.LLP
 def compile_error(tokenizer: llguidance.LLTokenizer, grammar: str, limits: llguidance.LLParserLimits) -> str:
     """The error of compiling a grammar and computing its first mask; empty if there is none."""
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-    if not matcher.is_error():
+    is_read = not matcher.is_error()
+    if is_read:
         matcher.compute_bitmask()
+    if matcher.stop_reason() == "NoExtensionBias" or (matcher.is_stopped() and not matcher.is_accepting()):
+        return matcher.get_error() if not is_read else "it matches no text"
     if matcher.is_error():
         return matcher.get_error() or "it cannot be read"
-    if matcher.is_stopped() and not matcher.is_accepting():
-        return "it matches no text"
     matcher.deep_copy()
     return ""
 

@@ -43,6 +43,8 @@ class Admission:
         self._restoration = restoration
         self._config = config
         self._clock = clock
+        self.requests_admitted = 0  # each counted once, though it may be preempted and start again
+        self.queue_seconds = 0.0  # that these waited before
         self._blocked: object = None  # the situation in which the head of the queue could not be admitted
         self._max_running: int | None = None  # requests that can run at once, if fewer than there are slots
 
@@ -103,6 +105,9 @@ class Admission:
             head.context.busy = False
             return False
         self._active.start(head)
+        if head.run_number == 0:
+            self.requests_admitted += 1
+            self.queue_seconds += self._clock() - head.submitted_at
         if self._max_running is not None and self._max_running < len(self._active.running):
             self._max_running = None  # more can run than was thought
         if not self._restoration.next_page(head):

@@ -24,6 +24,7 @@ class PageRestoration:
         self, active: ActiveRequests, cache: ContextCache, block_manager: BlockManager, config: EngineConfig
     ) -> None:
         self.progressed = False  # the last call restored pages or ended a request: there may be more to do at once
+        self.tokens_queried = 0  # prompt tokens looked for in all tiers
         self.tokens_cached = 0  # prompt tokens found on the device
         self.tokens_restored = 0  # prompt tokens brought back from other tiers
         self._active = active
@@ -93,6 +94,7 @@ class PageRestoration:
         request.custom_mask_rows = {*request.forward.outputs, *context.attention_overrides}
         if request.computed_tokens is None:
             request.computed_tokens = request.rows_ready
+            self.tokens_queried += request.pending_tokens
             self.tokens_cached += request.resident_tokens
         if request.output is not None and request.output.sampler.needs_history:
             self._active.note_slot_to_load(request)

@@ -87,6 +87,7 @@ class Scheduler:
             clock,
         )
         self._custom_mask_next = False  # whose turn it is, where there are standard rows and custom-mask rows
+        self._step_seconds = 0.0  # that all processed steps took
         self._tokens_computed = 0
         self._tokens_drafted = 0
         self._tokens_accepted = 0
@@ -146,6 +147,10 @@ class Scheduler:
             tokens_accepted=self._tokens_accepted,
             preemptions=self._active.preemptions,
             suspensions=self._budget.suspensions,
+            tokens_queried=self._restoration.tokens_queried,
+            requests_admitted=self._admission.requests_admitted,
+            queue_seconds=self._admission.queue_seconds,
+            step_seconds=self._step_seconds,
         )
 
     # Requests come, change and go.
@@ -166,6 +171,7 @@ class Scheduler:
             if victim is None:
                 raise full
             self._active.fail(victim, full)
+        request.submitted_at = self._clock()
         self._active.add(request)
         return self._active.take_events()
 
@@ -355,6 +361,7 @@ class Scheduler:
         now = self._clock()
         seconds = now - max(self._sent_at.popleft(), self._processed_at)
         self._processed_at = now
+        self._step_seconds += seconds
         decoding = decoding_rows = 0
         for scheduled in batch.scheduled:
             samples_one = scheduled.rows - len(scheduled.drafts) == 1 and len(scheduled.output_positions)

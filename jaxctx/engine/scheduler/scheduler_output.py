@@ -100,3 +100,7 @@ class SchedulerStats:
     tokens_accepted: int
     preemptions: int
     suspensions: int
+    tokens_queried: int
+    requests_admitted: int
+    queue_seconds: float
+    step_seconds: float

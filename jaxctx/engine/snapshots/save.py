@@ -72,24 +72,24 @@ class SnapshotSaver:
             await self._loop.submit_request(partial(self._core.resume, caller, fork_of_context))
         version = await self._loop.call(self._contexts.describe_version, caller, request, fork_of_context, saving)
         self._under_way[saving] = version
-        self._check_quota(caller)
+        await self._check_quota(caller)
         if request.durable:
             return await self._write(fork_of_context, version, request)
         return await self._put(fork_of_context, version, request, hidden)
 
-    def _check_quota(self, caller: Caller) -> None:
+    async def _check_quota(self, caller: Caller) -> None:
         """Raises ResourceExhausted (QUOTA) if the tenant's snapshots and saves under way are too many or too large."""
         known = [version for version in self._under_way.values() if version is not None]
-        count, size_bytes = self._store.usage(caller.tenant, known)
+        # A tenant may have thousands of versions, which takes too long for the event loop. Of two saves that reach a
+        # limit together the first is accepted: what counts is what was under way when the call began.
+        count, size_bytes = await asyncio.to_thread(self._store.usage, caller.tenant, known)
         self._quotas.check_snapshots(count, size_bytes)
 
     async def _put(
         self, fork: Context, version: SnapshotVersion, request: SaveRequest, hidden: list[Context]
     ) -> SnapshotVersion:
         """Keep a snapshot in memory: from then on the fork is the store's."""
-        putting = asyncio.to_thread(
-            self._store.put, version, request.overwrite_version, max_versions=request.max_versions or None
-        )
+        putting = asyncio.to_thread(self._store.put, version, request.overwrite_version, request.max_versions or None)
         version = await complete_or_undo(putting, self._forget)
         self._loop.post_if_running(partial(self._contexts.allow_suspension, fork))
         hidden.clear()

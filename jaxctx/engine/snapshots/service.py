@@ -29,6 +29,7 @@ from jaxctx.types import (
     RetentionUpdate,
     SaveRequest,
     Snapshot,
+    TokenIds,
 )
 
 log = logging.getLogger("jaxctx.engine")
@@ -102,7 +103,9 @@ class SnapshotService:
             return GetSnapshotResult(snapshot=snapshot)
         if found.durable:
             return await asyncio.to_thread(self._read_stored, found, snapshot, include_attachment, include_tokens)
-        tokens = await self._loop.call(self._contexts.held_tokens, found) if include_tokens else None
+        tokens = None
+        if include_tokens:
+            tokens = TokenIds(ids=await self._loop.call(self._contexts.held_tokens, found))
         return GetSnapshotResult(
             snapshot=snapshot, attachment=found.attachment if include_attachment else b"", tokens=tokens
         )
@@ -116,13 +119,14 @@ class SnapshotService:
             return GetSnapshotResult(
                 snapshot=snapshot,
                 attachment=reader.attachment() if include_attachment else b"",
-                tokens=reader.lineage.tokens.tolist() if include_tokens else None,
+                tokens=TokenIds(ids=reader.lineage.tokens.tolist()) if include_tokens else None,
             )
         finally:
             reader.close()
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
-        found = self._store.list(caller.tenant, prefix, page_token, limit)
+        # A tenant may have thousands of names, which takes too long for the event loop.
+        found = await asyncio.to_thread(self._store.list, caller.tenant, prefix, page_token, limit)
         return [snapshot_info(version, latest=True) for version in found]
 
     async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:

@@ -127,7 +127,8 @@ class SnapshotContexts:
 
         Raises NotFound (SNAPSHOT_NOT_FOUND) if it is gone.
         """
-        return [int(token) for token in _held(version).tokens()]
+        tokens: list[int] = np.asarray(_held(version).tokens()).tolist()
+        return tokens
 
     # Opening.
 

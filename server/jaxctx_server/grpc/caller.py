@@ -22,6 +22,6 @@ class CallerFactory:
         self._clock = clock
 
     def caller(self, context: Context) -> Caller:
-        """Tenant and deadline of the running call."""
+        """Tenant, deadline and trace of the running call."""
         remaining_s = cast("float | None", context.time_remaining())  # None without a deadline
         return make_caller(CURRENT_KEY.get(), self._clock, remaining_s)

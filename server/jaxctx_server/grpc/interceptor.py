@@ -15,9 +15,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from jaxctx import rpc
-from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER
+from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER, TRACEPARENT_HEADER
 from jaxctx.errors import InvalidArgument, JaxctxError
 from jaxctx_server.grpc.caller import CURRENT_KEY, Context
+from jaxctx_server.metrics.calls import GRPC
 from jaxctx_server.service.pipeline import Call, CallMetadata, CallPipeline
 from jaxctx_server.service.request_reader import NOT_ONE_MESSAGE, REQUEST_TYPES
 from jaxctx_server.validate.scan import NO_MESSAGE
@@ -122,6 +123,8 @@ def call_metadata(method: str, context: Context) -> CallMetadata:
         request_id=header(context, REQUEST_ID_HEADER),
         tenant=header(context, TENANT_HEADER),
         incarnation=header(context, INCARNATION_HEADER),
+        traceparent=header(context, TRACEPARENT_HEADER),
+        transport=GRPC,
     )
 
 

@@ -22,6 +22,7 @@ from jaxctx_server.http.errors import OPENAI_ERRORS, ErrorForm
 from jaxctx_server.http.frontend import frontend_of
 from jaxctx_server.http.headers import check_headers
 from jaxctx_server.http.request_body import read_body
+from jaxctx_server.metrics.calls import HTTP
 from jaxctx_server.service.pipeline import Call, CallMetadata
 
 METHODS_WITH_BODY = ("POST", "PUT", "PATCH")
@@ -174,4 +175,6 @@ def call_metadata(method: str, request: Request) -> CallMetadata:
         request_id=request.headers.get("x-request-id"),
         tenant=None,
         incarnation=None,
+        traceparent=request.headers.get("traceparent"),
+        transport=HTTP,
     )

@@ -40,7 +40,7 @@ class HttpServer:
 
     async def close(self, grace_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Accept nothing more, and end; answers that are on their way have this time. Nothing happens twice."""
-        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        self._server.config.timeout_graceful_shutdown = max(1, math.ceil(grace_s))
         self._server.should_exit = True
         if self._serving is None:
             self._bound.close()

@@ -7,6 +7,8 @@ from jaxctx.engine.interface import Caller
 from jaxctx.errors import NotFound
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_pb2 import Context
+from jaxctx_server.call_record import current_record
+from jaxctx_server.metrics.generations import GenerationMetrics
 from jaxctx_server.router.engines import set_engine_id
 from jaxctx_server.router.forwarding import ForwardedCall, Forwarder
 from jaxctx_server.router.listing import Lister, entries_to_ask_for
@@ -20,13 +22,21 @@ class RouterContextService:
     """Implements `jaxctx_server.service.interface.ContextService`."""
 
     def __init__(
-        self, forwarder: Forwarder, lister: Lister, planner: Planner, watcher: Watcher, placements: PlacementTable
+        self,
+        forwarder: Forwarder,
+        lister: Lister,
+        planner: Planner,
+        watcher: Watcher,
+        placements: PlacementTable,
+        generations: GenerationMetrics | None = None,
     ) -> None:
+        """`generations`: where outputs are counted."""
         self._forwarder = forwarder
         self._lister = lister
         self._planner = planner
         self._watcher = watcher
         self._placements = placements
+        self._generations = generations or GenerationMetrics()
 
     async def create_context(self, caller: Caller, request: pb.CreateContextRequest) -> pb.CreateContextResponse:
         call = ForwardedCall(
@@ -45,21 +55,25 @@ class RouterContextService:
     async def fill(self, caller: Caller, request: pb.FillRequest) -> pb.FillResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Fill)
+        current_record().add_fill(response.resident, response.restored, response.computed)
         self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def flush(self, caller: Caller, request: pb.FlushRequest) -> pb.FlushResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Flush)
+        current_record().add_fill(response.resident, response.restored, response.computed)
         self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
     async def generate(self, caller: Caller, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
-        async with aclosing(self._forwarder.stream(call, lambda engine: engine.contexts.Generate)) as responses:
-            async for handle, response in responses:
-                self._placements.record_response(caller.tenant, handle, response.context)
-                yield response
+        with self._generations.measure(request) as measured:
+            async with aclosing(self._forwarder.stream(call, lambda engine: engine.contexts.Generate)) as responses:
+                async for handle, response in responses:
+                    self._placements.record_response(caller.tenant, handle, response.context)
+                    measured.observe(response, handle.engine.info.model_id)
+                    yield response
 
     async def forward(self, caller: Caller, request: pb.ForwardRequest) -> pb.ForwardResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)

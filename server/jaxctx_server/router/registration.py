@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from jaxctx.engine.remote import RemoteEngine
+from jaxctx.engine.remote import MakeCredentials, RemoteEngine
 from jaxctx.errors import FailedPrecondition
 from jaxctx.v1.engine_service_pb2 import RegisterRequest, RegisterResponse
 from jaxctx_server.lifecycle import ServerLifecycle
@@ -17,13 +17,21 @@ class EngineRegistration:
     """Implements `jaxctx_server.service.interface.EngineService`."""
 
     def __init__(
-        self, lifecycle: ServerLifecycle, migrator: Migrator, clock: Callable[[], float], cluster_key: str
+        self,
+        lifecycle: ServerLifecycle,
+        migrator: Migrator,
+        clock: Callable[[], float],
+        cluster_key: str,
+        credentials: MakeCredentials | None = None,
     ) -> None:
-        """`clock` is that of deadlines; `cluster_key` the secret that engines accept ("": none)."""
+        """`clock` is that of deadlines; `cluster_key` the secret that engines accept ("": none); `credentials` makes
+        those of a channel to an engine (None: without TLS).
+        """
         self._lifecycle = lifecycle
         self._migrator = migrator
         self._clock = clock
         self._cluster_key = cluster_key
+        self._credentials = credentials
 
     async def register(self, peer_host: str, request: RegisterRequest) -> AsyncGenerator[RegisterResponse, None]:
         state = self._lifecycle.served()
@@ -35,7 +43,14 @@ class EngineRegistration:
             if handle is not None:
                 await self._migrator.evacuate(handle)
             return
-        remote = RemoteEngine(address, request.incarnation, self._cluster_key, self._clock, state.engines.silence_s)
+        remote = RemoteEngine(
+            address,
+            request.incarnation,
+            self._cluster_key,
+            self._clock,
+            state.engines.silence_s,
+            None if self._credentials is None else self._credentials(),
+        )
         async with aclosing(remote) as engine:
             await engine.stats()  # Unavailable if it cannot be reached there
             watch = asyncio.create_task(state.engines.watch(address, engine, engine.encode))

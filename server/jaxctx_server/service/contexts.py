@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator, Sequence
 from jaxctx import convert
 from jaxctx.engine.interface import Caller, Engine
 from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx_server.call_record import current_record
 from jaxctx_server.lifecycle import LocalModel, ServerLifecycle
+from jaxctx_server.metrics.generations import GenerationMetrics
 from jaxctx_server.service.paging import entries_to_find, page_by_id
 from jaxctx_server.service.streams import closing
 from jaxctx_server.tokenizer_pool import ContentPosition, EmptyContext
@@ -17,8 +19,10 @@ MAX_INLINE_MASKS = 256  # attention masks that are converted on the event loop, 
 class LocalContextService:
     """Implements `jaxctx_server.service.interface.ContextService`."""
 
-    def __init__(self, lifecycle: ServerLifecycle) -> None:
+    def __init__(self, lifecycle: ServerLifecycle, generations: GenerationMetrics | None = None) -> None:
+        """`generations`: where outputs are counted."""
         self._lifecycle = lifecycle
+        self._generations = generations or GenerationMetrics()
 
     def _engine(self) -> Engine:
         return self._lifecycle.model().engine
@@ -33,17 +37,23 @@ class LocalContextService:
         position = ExistingContext(model, caller, request.context_id)
         tokens = await model.texts.tokens(request, position)
         result = await model.engine.fill(caller, request.context_id, tokens, defer=request.defer)
+        current_record().add_fill(result.resident, result.restored, result.computed)
         return convert.fill_result_to_proto(result)
 
     async def flush(self, caller: Caller, request: pb.FlushRequest) -> pb.FlushResponse:
         result = await self._engine().fill(caller, request.context_id)
+        current_record().add_fill(result.resident, result.restored, result.computed)
         return convert.flush_response_to_proto(result)
 
     async def generate(self, caller: Caller, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
-        pieces = self._engine().generate(caller, convert.generate_request_from_proto(request))
-        async with closing(pieces):
-            async for piece in pieces:
-                yield convert.generate_piece_to_proto(piece)
+        engine = self._engine()
+        pieces = engine.generate(caller, convert.generate_request_from_proto(request))
+        with self._generations.measure(request) as measured:
+            async with closing(pieces):
+                async for piece in pieces:
+                    response = convert.generate_piece_to_proto(piece)
+                    measured.observe(response, engine.info.model_id)
+                    yield response
 
     async def forward(self, caller: Caller, request: pb.ForwardRequest) -> pb.ForwardResponse:
         engine = self._engine()

@@ -1,11 +1,14 @@
 """Every call's way in and out, the same for every transport.
 
-    metadata ─▶ authorise ─▶ request id ─▶ limit of calls ─▶ read and validate the request ─▶ the service's method
+    metadata ─▶ authorise ─▶ request id, trace ─▶ limit of calls ─▶ read and validate the request ─▶ the service
 
 A transport describes a call by its `CallMetadata`, enters `CallPipeline.admit`, reads the request within it
 (`CallPipeline.read_request`) and calls the service. Whatever goes wrong on the way leaves `admit` as one of the errors
 of `jaxctx.errors`, which the transport writes in its own form. Nothing of a request is read before it is known that its
 caller may make the call. Whether the server is loading or has stopped is found out by `read_request`.
+
+Every call is counted in the metrics. One that is authorised is a line of the log at level DEBUG and, if the server has
+a tracer, a span. What it did (tokens, finish reasons) is in its `CallRecord`, which the services fill in.
 """
 
 import asyncio
@@ -22,12 +25,19 @@ from google.protobuf.message import Message
 
 from jaxctx.errors import JaxctxError, PermissionDenied, ResourceExhausted, Unavailable
 from jaxctx_server.auth import LOCAL, METHODS, NOBODY, Key, Role
+from jaxctx_server.call_record import CURRENT_RECORD, CallRecord
+from jaxctx_server.call_trace import TRACEPARENT, CallSpan, CallTracer
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.logs import as_error
+from jaxctx_server.metrics.calls import OTHER, CallMetrics
 from jaxctx_server.service.request_reader import METHOD_OF_REQUEST, RequestReader
 
 log = logging.getLogger("jaxctx.calls")
 MAX_OPEN_CALLS = 64  # calls at once of methods that need no key
+# Methods whose calls have no span: probes, and what a router asks its engines at every heartbeat.
+UNTRACED = frozenset(
+    ("/jaxctx.v1.AdminService/GetStats", *(method for method, role in METHODS.items() if role is Role.ANYONE)),
+)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 T = TypeVar("T")
 
@@ -42,6 +52,9 @@ class CallMetadata:
     request_id: str | None
     tenant: str | None  # for whom a router calls
     incarnation: str | None  # of the process that a router means
+    traceparent: str | None = None  # W3C trace context of the caller
+    transport: str = OTHER  # "grpc" or "http"
+    operation: str | None = None  # gen_ai.operation.name of OpenTelemetry: "chat"; None: what the method says
 
 
 @dataclass(slots=True)
@@ -52,8 +65,15 @@ class Call:
     key: Key = NOBODY  # of the caller; of a router's call with the tenant that it is made for
     request_id: str = ""  # the caller's, or else a random one; empty while the caller is not known
     is_authorised: bool = False
-    outcome: str = "CANCELLED"  # status code, for the log
-    started_at: float = field(default_factory=time.monotonic)
+    outcome: str = "CANCELLED"  # status code
+    reason: str | None = None  # of the error that it ended with
+    record: CallRecord = field(default_factory=CallRecord)  # what it did
+    span: CallSpan | None = None  # None: it is not traced
+
+    @property
+    def started_at(self) -> float:
+        """When it came, in seconds of the monotonic clock."""
+        return self.record.started_at
 
     @property
     def budget_owner(self) -> tuple[str, str]:
@@ -65,13 +85,25 @@ class Call:
 class CallPipeline:
     """Admits calls, and reads their requests. Used on the event loop, by all transports of one server together."""
 
-    def __init__(self, keys: KeyStore, reader: RequestReader, *, max_calls: int, incarnation: str) -> None:
+    def __init__(
+        self,
+        keys: KeyStore,
+        reader: RequestReader,
+        *,
+        max_calls: int,
+        incarnation: str,
+        metrics: CallMetrics | None = None,
+        tracer: CallTracer | None = None,
+    ) -> None:
         """`max_calls` at once, over all connections. Methods that need no key have a limit of their own, so that those
         who have none cannot use up the calls of others. `incarnation` is that of this process, for its router.
+        `metrics` counts the calls; `tracer` makes their spans, None: they have none.
         """
         self._keys = keys
         self._reader = reader
         self._incarnation = incarnation
+        self._metrics = metrics or CallMetrics()
+        self._tracer = tracer
         self._open_calls = asyncio.Semaphore(MAX_OPEN_CALLS)
         self._calls = asyncio.Semaphore(max_calls)
         self._router_calls = asyncio.Semaphore(max_calls)  # or clients could make an engine look lost to its router
@@ -83,18 +115,21 @@ class CallPipeline:
 
     @asynccontextmanager
     async def admit(self, call: Call, transport_errors: tuple[type[Exception], ...] = ()) -> AsyncIterator[None]:
-        """While entered, a call is in progress. Sets `key` and `request_id` of the call.
+        """While entered, a call is in progress, and its record is `CURRENT_RECORD`. Sets `key` and `request_id` of the
+        call.
 
         Every exception within it leaves it as a JaxctxError, save for `transport_errors`, which say that the caller is
         gone. Raises Unauthenticated, PermissionDenied, ResourceExhausted (QUEUE_FULL), or Unavailable (ENGINE_LOST) for
-        a router's call that is meant for an earlier incarnation. An authorised call is a line of the log, at level
-        DEBUG.
+        a router's call that is meant for an earlier incarnation.
         """
+        self._metrics.began(call.metadata.transport)
+        CURRENT_RECORD.set(call.record)
         try:
             accepted_key = self._authorise(call)
             limit = self._limit_of(call)
             self._check_incarnation(call)
             self._choose_request_id(call)
+            self._trace(call)
             if limit.locked():
                 raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
             async with limit, self._keys.revocable_call(accepted_key):
@@ -103,15 +138,14 @@ class CallPipeline:
         except transport_errors:
             raise
         except JaxctxError as error:
-            call.outcome = error.code
+            call.outcome, call.reason = error.code, error.reason
             raise
         except Exception as exception:
             incident = as_error(exception, {"method": call.metadata.method, "request_id": call.request_id})
-            call.outcome = incident.code
+            call.outcome, call.reason = incident.code, incident.reason
             raise incident from exception
         finally:
-            if call.is_authorised:
-                self._log(call)
+            self._ended(call)
 
     async def read_request(self, call: Call, receive: Callable[[], Awaitable[Any]]) -> Message:
         """The valid request of a call of the contract's, whose bytes `receive` returns.
@@ -160,12 +194,44 @@ class CallPipeline:
         given = call.metadata.request_id or ""
         call.request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 
-    def _log(self, call: Call) -> None:
-        facts = {
-            "method": call.metadata.method,
-            "request_id": call.request_id,
-            "caller": call.key.name,
-            "code": call.outcome,
-            "seconds": round(time.monotonic() - call.started_at, 6),
-        }
-        log.debug("call", extra=facts)
+    def _trace(self, call: Call) -> None:
+        """Begin the call's span. Without one, the caller's trace context goes on to calls on behalf of this one."""
+        traceparent = call.metadata.traceparent
+        if self._tracer is not None and call.metadata.method not in UNTRACED:
+            call.span = self._tracer.start(
+                call.metadata.method,
+                transport=call.metadata.transport,
+                operation=call.metadata.operation,
+                traceparent=traceparent,
+                request_id=call.request_id,
+            )
+            call.record.traceparent = call.span.traceparent
+        elif traceparent is not None and TRACEPARENT.fullmatch(traceparent):
+            call.record.traceparent = traceparent
+
+    def _ended(self, call: Call) -> None:
+        """Count a call that has ended; end its span, and write its line."""
+        metadata = call.metadata
+        self._metrics.ended(metadata.method, metadata.transport, call.outcome, call.reason, call.started_at)
+        if call.span is not None:
+            call.span.end(call.record, call.outcome, call.reason)
+        if call.is_authorised and log.isEnabledFor(logging.DEBUG):
+            log.debug("call", extra=facts_of(call))
+
+
+def facts_of(call: Call) -> dict[str, str | int | float]:
+    """The fields of a call's line in the log; those that it does not have are left out."""
+    facts: dict[str, str | int | float | None] = {
+        "method": call.metadata.method,
+        "transport": call.metadata.transport,
+        "request_id": call.request_id,
+        "caller": call.key.name,
+        "tenant": call.key.tenant,
+        "code": call.outcome,
+        "reason": call.reason,
+        "prompt_tokens": call.record.prompt_tokens,
+        "cached_tokens": call.record.cached_tokens,
+        "completion_tokens": call.record.completion_tokens,
+        "seconds": round(time.monotonic() - call.started_at, 6),
+    }
+    return {name: value for name, value in facts.items() if value is not None}

@@ -51,6 +51,10 @@ async def test_a_client_does_with_a_router_what_it_does_with_an_engine(
         listed = [each async for each in client.contexts()]
         assert [each.id for each in listed] == [context.id]
         assert listed[0].info.labels == {"a": "b"}
+    answer = await (await client.create("Is it?")).complete(output_format=jaxctx.OutputFormat(choices=["yes", "no"]))
+    assert answer.text in ("yes", "no")
+    with pytest.raises(errors.InvalidArgument, match=r"output_format\.regex"):
+        await (await client.create("Is it?")).complete(output_format=jaxctx.OutputFormat(regex="[a"))
     (model,) = await client.models()
     assert model.model_id == (await client.model()).model_id
     with pytest.raises(errors.NotFound) as error:

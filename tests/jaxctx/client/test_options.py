@@ -12,6 +12,8 @@ import pytest
 
 import jaxctx
 from jaxctx.client.options import CallOutputOptions, ForwardOutputOptions, GenerateOptions, SamplingOptions
+from jaxctx.convert import output_format_from_proto
+from jaxctx.v1 import generation_pb2
 
 SAMPLING: dict[str, Any] = {
     "temperature": 0.5,
@@ -31,6 +33,7 @@ SHARED: dict[str, Any] = {
     "stop_token_ids": [5, 6],
     "ignore_eos": True,
     "include_stop": True,
+    "output_format": jaxctx.OutputFormat(choices=["yes", "no"]),
 }
 GENERATE = SHARED | {"logprobs": True, "top_logprobs": 4, "resume_tokens": 1, "include_special_tokens": True}
 BESIDE_OPTIONS = {"context_id", "n", "sampling"}  # fields of every request for an output
@@ -43,7 +46,10 @@ def sent_fields(message: Any) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """A map or repeated field as a dict or list; other values as they are."""
+    """A map or repeated field as a dict or list, an output format as its class; other values as they are."""
+    if isinstance(value, generation_pb2.OutputFormat):
+        received = output_format_from_proto(value)
+        return jaxctx.OutputFormat(choices=list(received.choices or ()))
     if hasattr(value, "items"):
         return dict(value)
     return list(value) if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) else value

@@ -27,6 +27,8 @@ def example_of(hint: Any) -> Any:
         return list(hint)[-1]
     if hint is types.Parameter:  # has exactly one of its values
         return types.Parameter(name="é", output=example_of(types.CallOutput))
+    if hint is types.OutputFormat:  # has exactly one of its values
+        return types.OutputFormat(choices=("é", "ü"))
     if hint is types.SubmitCallRequest:  # has a template or a function, not both
         parameters = example_of(Sequence[types.Parameter])
         return types.SubmitCallRequest(model_id="é", function="é", timeout_s=0.5, parameters=parameters)

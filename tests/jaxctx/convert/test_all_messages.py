@@ -184,10 +184,22 @@ CONVERSIONS = [
         convert.sampling_params_to_proto,
     ),
     Conversion(
+        types.OutputFormat,
+        generation_pb2.OutputFormat,
+        convert.output_format_from_proto,
+        convert.output_format_to_proto,
+    ),
+    Conversion(
         types.GenerateRequest,
         context_service_pb2.GenerateRequest,
         convert.generate_request_from_proto,
         convert.generate_request_to_proto,
+    ),
+    Conversion(
+        types.GetSnapshotResult,
+        snapshot_service_pb2.GetSnapshotResponse,
+        convert.get_snapshot_result_from_proto,
+        convert.get_snapshot_result_to_proto,
     ),
     Conversion(
         types.SaveRequest,

@@ -93,3 +93,29 @@ def test_alternatives_of_a_token_stay_in_their_order() -> None:
     assert [(each.token_id, each.logprob) for each in sent.top] == [(3, -0.5), (9, -1.5)]
     assert generation.token_logprob_from_proto(sent) == logprob
     assert generation.top_logprob_from_proto(sent.top[1]) == (9, -1.5)
+
+
+FORMATS = [
+    types.OutputFormat(json_object=True),
+    types.OutputFormat(json_object=False),  # to be refused by the server
+    types.OutputFormat(json_schema="{}"),
+    types.OutputFormat(regex=""),
+    types.OutputFormat(grammar="start: /a/"),
+    types.OutputFormat(choices=()),
+    types.OutputFormat(choices=("a", "b")),
+]
+
+
+@pytest.mark.parametrize("output_format", FORMATS, ids=str)
+def test_each_kind_of_output_format_stays_the_one_that_is_set(output_format: types.OutputFormat) -> None:
+    sent = generation.output_format_to_proto(output_format)
+    received = generation_pb2.OutputFormat.FromString(sent.SerializeToString())
+    assert received.WhichOneof("format") is not None
+    assert generation.output_format_from_proto(received) == output_format
+
+
+def test_no_output_format_is_none_and_not_an_empty_one() -> None:
+    request = context_service_pb2.GenerateRequest(context_id="c")
+    assert generation.generate_request_from_proto(request).output_format is None
+    sent = generation.generate_request_to_proto(types.GenerateRequest(context_id="c"))
+    assert not sent.HasField("output_format")

@@ -334,9 +334,32 @@ async def test_an_engine_that_fails_ends_everything_with_typed_errors(make_engin
 
 async def test_stats_tell_what_every_part_counts(engine: LocalEngine, monkeypatch) -> None:
     core = engine.core
-    counted = replace(core.scheduler.stats(), tokens_restored=1, suspensions=3, tokens_cached=5)
+    counted = replace(
+        core.scheduler.stats(),
+        tokens_restored=1,
+        suspensions=3,
+        tokens_cached=5,
+        tokens_queried=6,
+        requests_admitted=7,
+        queue_seconds=8.5,
+        step_seconds=9.5,
+    )
     monkeypatch.setattr(core.scheduler, "stats", lambda: counted)
-    core.lifecycle.expired, core.tokens_generated = 2, 4
+    core.lifecycle.expired, core.tokens_generated, core.prompt_tokens = 2, 4, 10
     stats = await engine.stats()
     assert (stats.tokens_restored, stats.expired, stats.suspensions) == (1, 2, 3)
-    assert (stats.tokens_generated, stats.tokens_cached) == (4, 5)
+    assert (stats.tokens_generated, stats.tokens_cached, stats.tokens_queried, stats.prompt_tokens) == (4, 5, 6, 10)
+    assert (stats.requests_admitted, stats.queue_seconds, stats.step_seconds) == (7, 8.5, 9.5)
+
+
+async def test_appended_tokens_count_as_prompt_once_they_are_accepted(make_engine) -> None:
+    engine = make_engine(replace(CONFIG, pages=4))
+    context_id = await filled(engine, [1, 2, 3])
+    await engine.fill(ME, context_id, [4, 5], defer=True)
+    await engine.fill(ME, context_id)  # appends nothing
+    await greedy(engine, context_id, 4)
+    stats = await engine.stats()
+    assert (stats.prompt_tokens, stats.tokens_generated) == (5, 4)
+    with pytest.raises(ResourceExhausted):
+        await engine.fill(ME, context_id, [9] * 60)
+    assert (await engine.stats()).prompt_tokens == 5

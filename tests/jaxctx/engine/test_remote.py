@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from jaxctx import convert, errors, types
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER, RemoteEngine
+from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER, TRACEPARENT_HEADER, RemoteEngine
 from jaxctx.v1 import context_service_pb2
 from tests.connection_forwarder import ConnectionForwarder
 from tests.jaxctx.client.fake_server import FakeServer, FakeService
@@ -47,6 +47,13 @@ async def test_every_call_has_the_key_the_incarnation_and_the_tenant(engine: Rem
     (headers,) = fake.metadata["CreateContext"]
     assert headers["authorization"] == "Bearer secret"
     assert (headers[INCARNATION_HEADER], headers[TENANT_HEADER]) == ("incarnation-1", "alice")
+    assert TRACEPARENT_HEADER not in headers
+
+
+async def test_a_call_has_the_trace_that_it_is_a_part_of(engine: RemoteEngine, fake: FakeService) -> None:
+    await engine.create(Caller("alice", traceparent="a trace"), types.CreateContextRequest(context_id="a"))
+    (headers,) = fake.metadata["CreateContext"]
+    assert headers[TRACEPARENT_HEADER] == "a trace"
 
 
 async def test_engine_and_model(engine: RemoteEngine) -> None:
@@ -205,7 +212,9 @@ SAMPLING = types.SamplingParams(temperature=0.5, top_k=7, seed=3, logit_bias={5:
             convert.update_context_request_from_proto,
         ),
         (
-            types.GenerateRequest(context_id="c", sampling=SAMPLING, stop=["x", "y"]),
+            types.GenerateRequest(
+                context_id="c", sampling=SAMPLING, stop=["x", "y"], output_format=types.OutputFormat(choices=["a", "b"])
+            ),
             convert.generate_request_to_proto,
             convert.generate_request_from_proto,
         ),

@@ -9,7 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxctx.model.sampling import Sampled, SlotState, load_slot, row_words, sample, slot_state, slot_words, unpack_rows
+from jaxctx.model.sampling import (
+    Sampled,
+    SlotState,
+    allowed_words,
+    load_allowed,
+    load_slot,
+    row_words,
+    sample,
+    slot_state,
+    slot_words,
+    unpack_rows,
+)
 from jaxctx.model.token_sampling import CANDIDATES
 
 VOCAB, ROWS, SLOTS = 300, 8, 8  # one shape for nearly all tests: one compilation
@@ -22,6 +33,7 @@ def step(logits: jax.Array, words: jax.Array, slots: jax.Array, state: SlotState
 
 
 load = jax.jit(load_slot)
+load_masks = jax.jit(load_allowed)
 
 
 @dataclass
@@ -34,6 +46,7 @@ class Row:
     output: list[int] = field(default_factory=list)
     bias: dict[int, float] = field(default_factory=dict)
     stops: list[int] = field(default_factory=list)
+    allowed: list[int] | None = None  # None: all
 
 
 def padded(ids: list[int], size: int) -> np.ndarray:
@@ -44,7 +57,17 @@ def padded(ids: list[int], size: int) -> np.ndarray:
 def load_row(state: SlotState, slot: int, row: Row) -> SlotState:
     """The state with what the row's token depends on in this slot."""
     prompt, output = np.array(row.prompt, np.int32), np.array(row.output, np.int32)
-    return load(state, slot_words(slot, VOCAB, prompt, output, row.bias, row.stops))
+    state = load(state, slot_words(slot, VOCAB, prompt, output, row.bias, row.stops))
+    if row.allowed is None:
+        return state
+    return load_masks(state, np.concatenate([[slot], allowed_bits(row.allowed)]).astype(np.int32)[None])
+
+
+def allowed_bits(tokens: list[int]) -> np.ndarray:
+    """The mask of these tokens, int32 `[words]`."""
+    bits = np.zeros(32 * allowed_words(VOCAB), np.bool_)
+    bits[tokens] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def run(rows: list[Row], slots: list[int] | None = None) -> tuple[Sampled, SlotState]:
@@ -54,7 +77,8 @@ def run(rows: list[Row], slots: list[int] | None = None) -> tuple[Sampled, SlotS
     logits, words = np.full((ROWS, VOCAB), np.nan, np.float32), np.stack([row_words()] * ROWS)
     for i, row in enumerate(rows):
         state = load_row(state, slots[i], row)
-        logits[i], words[i] = row.logits, row_words(biased=bool(row.bias), **row.options)
+        constrained = row.allowed is not None
+        logits[i], words[i] = row.logits, row_words(biased=bool(row.bias), constrained=constrained, **row.options)
     return step(logits, words, padded(slots, ROWS) % (SLOTS + 1), state)
 
 
@@ -86,8 +110,10 @@ def kept_tokens(x: np.ndarray, *, temperature: float, top_k: int = 0, top_p: flo
 
 
 def adjusted(row: Row) -> np.ndarray:
-    """The row's logits after bias, min_tokens and penalties."""
+    """The row's logits after its mask, bias, min_tokens and penalties."""
     options, x = row.options, row.logits.astype(np.float64).copy()
+    if row.allowed is not None:
+        x[np.setdiff1d(np.arange(VOCAB), row.allowed)] = -np.inf
     for token, value in row.bias.items():
         x[token] += value
     if options.get("suppress"):

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from jaxctx.model.bundled import BUNDLED
-from jaxctx.model.text import ModelText, load_text
+from jaxctx.model.text import ChatTemplate, ModelText, load_text
+from jaxctx.model.text.chat import TemplateOptions
+from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS
 from jaxctx.model.weights import LoadedModel, load_model
 from scripts.dense import DenseCausal
 
@@ -61,6 +63,47 @@ def test_text_and_weights_belong_together(text: ModelText, loaded: LoadedModel) 
     prompt = text.tokenizer.encode(conversation, add_special_tokens=False)
     assert text.tokenizer.decode(prompt, skip_special_tokens=False) == (
         "<|endoftext|><|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+WITHOUT_TOOLS = (  # the template that the model was trained with
+    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_without_tools_the_template_writes_what_the_model_was_trained_on(text: ModelText, asks: bool) -> None:
+    plain = ChatTemplate(WITHOUT_TOOLS, special_tokens={"bos_token": "<|endoftext|>"})
+    messages = [{"role": role, "content": f" {role}\n\n"} for role in ("system", "user", "assistant", "tool", "user")]
+    assert text.chat_template is not None
+    for count in range(1, len(messages) + 1):
+        written = text.chat_template.render(messages[:count], add_generation_prompt=asks)
+        assert written == plain.render(messages[:count], add_generation_prompt=asks)
+
+
+def test_tools_can_be_tried_with_the_template(text: ModelText) -> None:
+    assert text.tool_call_format is TOOL_CALL_FORMATS["hermes"]
+    assert text.reasoning_format is None
+    assert text.special_markers() == {}  # its marks are plain text
+    assert text.chat_template is not None
+    calls = [{"id": "", "type": "function", "function": {"name": "f", "arguments": {"é": [1]}}}] * 2
+    messages = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "7"},
+    ]
+    options = TemplateOptions(tools=[TOOL])
+    answer = '<tool_call>\n{"name": "f", "arguments": {"é": [1]}}\n</tool_call>'
+    assert text.chat_template.render(messages, options=options) == (
+        f"<|endoftext|><|im_start|>system\nTools:\n{json.dumps(TOOL)}\n"
+        'Call one with <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call><|im_end|>\n'
+        f"<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n{answer}\n{answer}<|im_end|>\n"
+        "<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert text.chat_template.render_next(messages[2:], options=options) == (
+        "<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
     )
 
 

@@ -68,6 +68,59 @@ def test_random_combinations_equal_the_reference() -> None:
         assert run(rows)[0].tokens.tolist() == [expected(row) for row in rows]
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_only_allowed_tokens_are_sampled_and_as_by_the_reference(options: dict[str, Any]) -> None:
+    """One, a few, or nearly all tokens; also the last one of the vocabulary, and with everything else that adjusts."""
+    rng = np.random.default_rng(8)
+    rows = []
+    for allowed in ([VOCAB - 1], [0, 31, 32], rng.permutation(VOCAB)[:100].tolist(), list(range(1, VOCAB))):
+        row = random_row(rng, repetition_penalty=1.5, frequency_penalty=0.5, **options)
+        row.prompt, row.output = [0, 31], [VOCAB - 1, 32]
+        row.bias = {int(np.argmax(row.logits)): 100.0}
+        row.allowed = allowed
+        rows.append(row)
+    tokens = run(rows)[0].tokens[: len(rows)].tolist()
+    assert tokens == [expected(row) for row in rows]
+    assert all(token in (row.allowed or ()) for token, row in zip(tokens, rows, strict=True))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_mask_that_allows_everything_changes_nothing(options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(9)
+    rows = [random_row(rng, logprobs=True, **options) for _ in range(ROWS)]
+    free, _ = run(rows)
+    for row in rows:
+        row.allowed = list(range(VOCAB))
+    masked, _ = run(rows)
+    for before, now in zip(free, masked, strict=True):
+        np.testing.assert_array_equal(before, now)
+
+
+def test_masks_change_no_neighbour_and_no_log_probability() -> None:
+    rng = np.random.default_rng(10)
+    rows = [random_row(rng, temperature=1.0, logprobs=True) for _ in range(ROWS)]
+    free, _ = run(rows)
+    rows[2].allowed = [int(np.argmin(rows[2].logits))]
+    masked, _ = run(rows)
+    others = [place for place in range(ROWS) if place != 2]
+    np.testing.assert_array_equal(free.tokens[np.array(others)], masked.tokens[np.array(others)])
+    assert masked.tokens[2] == rows[2].allowed[0]
+    logits = rows[2].logits.astype(np.float64)
+    of_model = logits[rows[2].allowed[0]] - np.logaddexp.reduce(logits)
+    assert float(masked.logprobs[2]) == pytest.approx(of_model, abs=1e-4)
+    np.testing.assert_array_equal(free.top_ids, masked.top_ids)
+
+
+def test_a_mask_that_a_slot_has_from_before_is_not_read() -> None:
+    row = Row(np.eye(1, VOCAB, 5, dtype=np.float32)[0])
+    state = load_row(slot_state(SLOTS, VOCAB), 0, Row(row.logits, allowed=[9]))
+    words = np.stack([row_words()] * ROWS)
+    logits = np.zeros((ROWS, VOCAB), np.float32)
+    logits[0] = row.logits
+    sampled, _ = step(logits, words, padded([0], ROWS) % (SLOTS + 1), state)
+    assert int(sampled.tokens[0]) == 5
+
+
 def test_a_row_depends_on_nothing_but_itself() -> None:
     """Alone, in any place and slot, and among neighbours that force every slow path or are broken."""
     rng = np.random.default_rng(5)

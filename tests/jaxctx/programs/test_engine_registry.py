@@ -31,7 +31,7 @@ async def test_watching_that_is_cancelled_ends_though_the_engine_answers_at_that
     registry, engine = EngineRegistry(lambda: None, lambda node: None, heartbeat_s=60.0), EngineThatAnswersLater()
     watching = asyncio.create_task(registry.watch("e", engine, encode))
     await engine.asked.wait()
-    assert "e" in registry.handles
+    assert ("e" in registry.handles, registry.lost) == (True, 0)
     if fails:
         engine.answer_of_stats.set_exception(OSError("gone"))
     else:
@@ -44,3 +44,4 @@ async def test_watching_that_is_cancelled_ends_though_the_engine_answers_at_that
     assert done
     assert watching.cancelled()
     assert "e" not in registry.handles
+    assert registry.lost == 1

@@ -22,6 +22,7 @@ from jaxctx.types import (
     CreateContextRequest,
     Criterion,
     GenerateRequest,
+    OutputFormat,
     Parameter,
     SamplingParams,
     SubmitCallRequest,
@@ -44,6 +45,7 @@ SETTINGS: dict[str, CallOutput] = {
     "seeded": CallOutput(max_tokens=90, sampling=DRAWN),
     "penalties": CallOutput(max_tokens=90, sampling=PENALISED, ignore_eos=True),
     "min_tokens": CallOutput(max_tokens=90, min_tokens=61, sampling=ENDING),
+    "a format": CallOutput(max_tokens=90, sampling=DRAWN, output_format=OutputFormat(regex="[xyz]{40,60}")),
     "the engine's own max_tokens": CallOutput(sampling=DRAWN, ignore_eos=True),
 }
 
@@ -66,6 +68,7 @@ async def undisturbed(engine: LocalEngine, settings: CallOutput) -> tuple[list[i
         stop_token_ids=settings.stop_token_ids,
         ignore_eos=settings.ignore_eos,
         include_stop=settings.include_stop,
+        output_format=settings.output_format,
     )
     pieces = [piece async for piece in engine.generate(caller, request)]
     await engine.close(caller, context.context_id)

@@ -14,7 +14,7 @@ from jaxctx.errors import (
     Unavailable,
 )
 from jaxctx.programs.sessions import Programs
-from jaxctx.types import CallOutput, Criterion, Parameter, SubmitCallRequest
+from jaxctx.types import CallOutput, Criterion, OutputFormat, Parameter, SubmitCallRequest
 from tests.jaxctx.programs.conftest import Clock, ProgramsHarness, ask, call, output, run_event_loop, until
 from tests.jaxctx.programs.scripted import ScriptedEngine
 
@@ -245,6 +245,11 @@ async def test_texts_count_in_bytes_wherever_they_are_given() -> None:
     assert session.text_bytes == 6
     call(session, "say {{x}}{{t}}{{o}}", x=(x.id,), t="1234", o=output("o", stop=["é", "."]))
     assert session.text_bytes == 6 + len("say {{x}}{{t}}{{o}}") + 4 + 3
+    before = session.text_bytes
+    call(session, "say {{o}}", o=output("o", output_format=OutputFormat(choices=["é", "b"])))
+    call(session, "say {{o}}", o=output("o", output_format=OutputFormat(json_schema="{}")))
+    call(session, "say {{o}}", o=output("o", output_format=OutputFormat(json_object=True)))
+    assert session.text_bytes == before + 3 * len("say {{o}}") + 3 + 2
 
 
 async def test_a_text_that_never_fits_is_not_to_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

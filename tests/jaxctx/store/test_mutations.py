@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxctx.lifetime import DeadlineQueue, Lifetime
-from jaxctx.store import SnapshotStore, edits, records, snapshot_index
+from jaxctx.store import SnapshotStore, edits, records, snapshot_index, transfer
 from jaxctx.store.pages import Pages
 from jaxctx.store.records import ContextRecord
 from jaxctx.store.snapshot_index import Entry, SnapshotIndex
@@ -92,7 +92,7 @@ MUTATIONS = [
     # attachments
     Mutation(
         "where the attachment is is not written down",
-        records,
+        transfer,
         "encode_manifest",
         "if manifest.attachment is not None",
         "if False",

@@ -9,6 +9,7 @@ import pytest
 
 from jaxctx.engine.interface import Caller
 from jaxctx_server.auth import Key, Role
+from jaxctx_server.call_record import CURRENT_RECORD, CallRecord
 from jaxctx_server.grpc.caller import CURRENT_KEY, CallerFactory
 from jaxctx_server.services import MAX_DEADLINE_S
 
@@ -51,3 +52,12 @@ def test_a_call_that_was_not_admitted_has_no_caller() -> None:
     context: Any = CallContext(1.0)
     with pytest.raises(LookupError):
         contextvars.Context().run(CallerFactory(lambda: 1000.0).caller, context)
+
+
+def test_the_trace_is_that_of_the_running_call() -> None:
+    token = CURRENT_RECORD.set(CallRecord(traceparent="a trace"))
+    try:
+        assert caller(1.0).traceparent == "a trace"
+    finally:
+        CURRENT_RECORD.reset(token)
+    assert caller(1.0).traceparent == ""

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from jaxctx.engine.interface import Caller
-from jaxctx.types import ContextState, FinishReason, GeneratePiece, SamplingParams, TokenLogprob, UpdateContextRequest
+from jaxctx.types import (
+    ContextState,
+    FinishReason,
+    GeneratePiece,
+    OutputFormat,
+    SamplingParams,
+    TokenLogprob,
+    UpdateContextRequest,
+)
 from jaxctx.v1 import context_pb2, generation_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.services import MAX_DEADLINE_S
@@ -86,6 +94,7 @@ async def test_generate(grpc_server: Any) -> None:
         stop_token_ids=[9],
         ignore_eos=True,
         include_stop=True,
+        output_format=generation_pb2.OutputFormat(json_schema="{}"),
     )
     pieces = [piece async for piece in grpc_server.contexts.Generate(request)]
     asked = grpc_server.last("generate")[1]
@@ -102,6 +111,7 @@ async def test_generate(grpc_server: Any) -> None:
     )
     assert (asked.max_tokens, asked.min_tokens, asked.n, asked.logprobs, asked.top_logprobs) == (9, 2, 2, True, 3)
     assert (asked.stop, asked.stop_token_ids, asked.ignore_eos, asked.include_stop) == (("x", "y"), (9,), True, True)
+    assert asked.output_format == OutputFormat(json_schema="{}")
     for index in range(2):
         mine = [piece for piece in pieces if piece.index == index]
         assert "".join(piece.text for piece in mine) == "ab"

@@ -141,3 +141,12 @@ async def test_leaving_before_the_first_piece(grpc_server: Any) -> None:
     await eventually(
         lambda: len(grpc_server.engine.cancelled) == sum(name == "generate" for name, *_ in grpc_server.engine.calls)
     )
+
+
+async def test_a_callers_trace_reaches_the_engine(grpc_server: Any) -> None:
+    await create(grpc_server)
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    for sent, expected in ((trace, trace), ("no trace", "")):
+        metadata = (("traceparent", sent),)
+        await grpc_server.contexts.Fill(pb.FillRequest(context_id="a", text="x"), metadata=metadata)
+        assert grpc_server.last("fill")[0].traceparent == expected

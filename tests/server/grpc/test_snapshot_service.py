@@ -201,10 +201,10 @@ async def test_open_and_take(grpc_server: Any, take: bool) -> None:
 
 async def test_reading_changing_and_deleting(grpc_server: Any) -> None:
     response = await grpc_server.snapshots.GetSnapshot(pb.GetSnapshotRequest(name="n"))
-    assert grpc_server.last("snapshot")[1] == ("n", None)
+    assert grpc_server.last("inspect_snapshot")[1] == ("n", None, False, False)
     assert not response.snapshot.HasField("expiry")
     await grpc_server.snapshots.GetSnapshot(pb.GetSnapshotRequest(name="n", version=3))
-    assert grpc_server.last("snapshot")[1] == ("n", 3)
+    assert grpc_server.last("inspect_snapshot")[1] == ("n", 3, False, False)
 
     await grpc_server.snapshots.UpdateSnapshot(pb.UpdateSnapshotRequest(name="n", ttl={}))
     assert grpc_server.last("update_snapshot")[1] == ("n", None, Ttl(None), None)

@@ -12,7 +12,10 @@ from jaxctx.engine.interface import Caller
 from jaxctx.types import CreateContextRequest
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_pb2 import Context
-from jaxctx_server.router.context_service import compare_tokens
+from jaxctx.v1.generation_pb2 import FINISH_REASON_LENGTH, Usage
+from jaxctx_server.call_record import CURRENT_RECORD, CallRecord
+from jaxctx_server.metrics.generations import GenerationMetrics
+from jaxctx_server.router.context_service import RouterContextService, compare_tokens
 from jaxctx_server.router.placement import ContextKey
 from tests.server.router.fake_router import FakeRouter
 
@@ -101,6 +104,37 @@ async def test_pieces_of_an_output_say_where_its_context_is(router: FakeRouter) 
     assert "".join(piece.text for piece in pieces) == "ab"
     assert pieces[-1].context.engine_id == "b"
     assert address_of(router, "x") == "b"
+
+
+async def test_outputs_and_tokens_are_counted_on_a_router_as_well(router: FakeRouter) -> None:
+    generations, record = GenerationMetrics(), CallRecord()
+    contexts = RouterContextService(
+        router.forwarder, router.lister, router.planner, router.watcher, router.placements, generations
+    )
+    engine = router.connections["a"]  # as in a process of its own: its services would write to this record, too
+    engine.responses["Fill"] = pb.FillResponse(resident=1, restored=2, computed=2, context=Context(context_id="x"))
+    engine.streams["Generate"] = asyncio.Queue()
+    usage = Usage(prompt_tokens=5, computed_tokens=0, completion_tokens=2)
+    for part in (
+        pb.GenerateResponse(token_ids=[7]),
+        pb.GenerateResponse(token_ids=[8], finish=FINISH_REASON_LENGTH, usage=usage),
+        None,
+    ):
+        engine.streams["Generate"].put_nowait(part)
+    token = CURRENT_RECORD.set(record)
+    try:
+        await contexts.fill(ALICE, pb.FillRequest(context_id="x", text="AB"))
+        assert (record.prompt_tokens, record.cached_tokens) == (5, 3)
+        assert len([part async for part in contexts.generate(ALICE, pb.GenerateRequest(context_id="x"))]) == 2
+        engine.errors["Generate"] = [errors.ResourceExhausted("full", reason="QUEUE_FULL")]
+        with pytest.raises(errors.ResourceExhausted):
+            await anext(contexts.generate(ALICE, pb.GenerateRequest(context_id="x")))
+    finally:
+        CURRENT_RECORD.reset(token)
+    assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (5, 3, 2)
+    assert (record.model_id, record.finish_reasons) == ("fake", ["length"])
+    assert (generations.first_token.count, generations.between_tokens.count) == (1, 1)
+    assert dict(generations.outputs) == {"length": 1, "error": 1}
 
 
 async def test_an_output_that_is_read_no_further_ends_on_its_engine(router: FakeRouter) -> None:

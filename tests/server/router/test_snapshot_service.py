@@ -136,3 +136,14 @@ async def test_while_the_router_drains_nothing_is_saved_or_opened(router: FakeRo
         assert raised.value.reason == "DRAINING"
     await router.snapshots.get_snapshot(ALICE, pb.GetSnapshotRequest(name="n"))
     assert [name for name, _, _ in router.connections["a"].requests] == ["GetSnapshot"]
+
+
+async def test_attachments_and_tokens_pass_through(router: FakeRouter) -> None:
+    not_found_on(router, "a", "GetSnapshot")
+    request = pb.GetSnapshotRequest(name="n", include_attachment=True, include_tokens=True)
+    found = await router.snapshots.get_snapshot(ALICE, request)
+    assert (found.attachment, list(found.tokens.ids)) == (b"attached\x00\xff", [5, 6, 7])
+    save = pb.SaveRequest(context_id="x", name="n", overwrite_version=2, attachment=b"\x00\xff", max_versions=1)
+    await router.snapshots.save(ALICE, save)
+    (sent,) = [each for connection in router.connections.values() for each in connection.requests_of("Save")]
+    assert (sent.attachment, sent.max_versions) == (b"\x00\xff", 1)

@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 
+from jaxctx.engine.interface import Caller
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import (
     model_service_pb2,
 )
+from jaxctx_server.call_record import CURRENT_RECORD, CallRecord
+from jaxctx_server.lifecycle import ServerLifecycle, ServingState
+from jaxctx_server.metrics.generations import GenerationMetrics
+from jaxctx_server.service.contexts import LocalContextService
+from tests.server.fake_engine import FakeEngine
 from tests.server.harness import create
 
 
@@ -74,3 +80,39 @@ async def test_long_texts_do_not_hold_up_others(open_grpc_server: Any, text: Any
         assert not long.done()
         release.set()
         assert (await long).computed == 3
+
+
+async def test_a_calls_record_has_its_tokens(text: Any, limits: Any) -> None:
+    lifecycle, generations = ServerLifecycle(), GenerationMetrics()
+    lifecycle.set_ready(ServingState.of(FakeEngine(), text, limits))
+    contexts = LocalContextService(lifecycle, generations)
+    record, caller = CallRecord(), Caller("alice")
+    token = CURRENT_RECORD.set(record)
+    try:
+        await contexts.create_context(caller, pb.CreateContextRequest(context_id="a"))
+        await contexts.fill(caller, pb.FillRequest(context_id="a", text="ABCD"))
+        assert (record.prompt_tokens, record.cached_tokens) == (7, 3)  # the engine found 1 on the device, 2 elsewhere
+        await contexts.flush(caller, pb.FlushRequest(context_id="a"))
+        assert record.prompt_tokens == 7
+        parts = contexts.generate(caller, pb.GenerateRequest(context_id="a", n=2))
+        assert len([part async for part in parts]) == 4
+    finally:
+        CURRENT_RECORD.reset(token)
+        lifecycle.stop()
+    assert (record.completion_tokens, record.finish_reasons, record.model_id) == (4, ["length"] * 2, "fake")
+    assert (generations.first_token.count, generations.between_tokens.count) == (2, 2)
+    assert dict(generations.outputs) == {"length": 2}
+
+
+async def test_an_output_that_is_read_no_further_counts_as_cancelled(text: Any, limits: Any) -> None:
+    lifecycle, generations = ServerLifecycle(), GenerationMetrics()
+    engine = FakeEngine()
+    lifecycle.set_ready(ServingState.of(engine, text, limits))
+    contexts = LocalContextService(lifecycle, generations)
+    await contexts.create_context(Caller("alice"), pb.CreateContextRequest(context_id="a"))
+    parts = contexts.generate(Caller("alice"), pb.GenerateRequest(context_id="a"))
+    await anext(parts)
+    await parts.aclose()
+    lifecycle.stop()
+    assert dict(generations.outputs) == {"cancelled": 1}
+    assert engine.cancelled == ["generate"]

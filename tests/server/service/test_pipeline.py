@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
 import grpc
@@ -19,13 +21,16 @@ from jaxctx.v1 import (
 )
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.auth import METHODS, Role
+from jaxctx_server.call_record import CallRecord, current_record
 from jaxctx_server.grpc.server import SERVICES
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ServerLifecycle
+from jaxctx_server.metrics.calls import CallMetrics
 from jaxctx_server.service import pipeline
 from jaxctx_server.service.pipeline import Call, CallMetadata, CallPipeline
 from jaxctx_server.service.request_reader import RequestReader
 from tests.server.harness import KEYS, bearer, create, eventually, failure, key
+from tests.server.metrics.exposition import value, values_of
 
 STREAMED = ("Generate", "WatchContexts", "ReadVariable", "Register")
 
@@ -183,9 +188,9 @@ async def test_calls_beyond_the_limit_are_refused(open_grpc_server: Any) -> None
 FILL = "/jaxctx.v1.ContextService/Fill"
 
 
-def call_of(method: str = FILL, secret: str | None = None, **metadata: str) -> Call:
+def call_of(method: str = FILL, secret: str | None = None, **metadata: Any) -> Call:
     """A call as any transport describes it."""
-    fields = dict.fromkeys(("request_id", "tenant", "incarnation")) | metadata
+    fields = dict.fromkeys(("request_id", "tenant", "incarnation")) | {"transport": "grpc"} | metadata
     authorization = None if secret is None else f"Bearer {secret}"
     return Call(CallMetadata(method=method, peer="a connection", authorization=authorization, **fields))
 
@@ -245,3 +250,104 @@ async def test_no_request_is_read_while_the_server_loads(admitting: CallPipeline
         async with admitting.admit(call):
             await admitting.read_request(call, receive)
     assert raised.value.reason == "NOT_SERVING"
+
+
+class NumberedSpan:
+    """A span that notes how it ended."""
+
+    traceparent = "a span"
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[str, str | None]] = []
+
+    def end(self, record: CallRecord, code: str, reason: str | None) -> None:
+        self.ended.append((code, reason))
+
+
+class NotingTracer:
+    """A tracer that notes the spans it began, by method."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, NumberedSpan]] = []
+
+    def start(self, method: str, **_: Any) -> NumberedSpan:
+        self.spans.append((method, NumberedSpan()))
+        return self.spans[-1][1]
+
+
+def pipeline_of(**settings: Any) -> CallPipeline:
+    reader = RequestReader(ServerLifecycle())
+    return CallPipeline(KeyStore(KEYS), reader, max_calls=2, incarnation="this one", **settings)
+
+
+async def test_a_call_is_counted_and_traced_however_it_ends() -> None:
+    metrics, tracer = CallMetrics(), NotingTracer()
+    admitting = pipeline_of(metrics=metrics, tracer=tracer)
+    async with admitting.admit(call_of(secret="a-key")):
+        assert current_record().traceparent == "a span"
+    with pytest.raises(errors.NotFound):
+        async with admitting.admit(call_of(secret="a-key")):
+            raise errors.NotFound("no such context", reason="CONTEXT_NOT_FOUND")
+    with pytest.raises(asyncio.CancelledError):
+        async with admitting.admit(call_of(secret="a-key")):
+            raise asyncio.CancelledError
+    with pytest.raises(errors.Unauthenticated):
+        async with admitting.admit(call_of(secret="unknown")):
+            raise AssertionError("it is not admitted")
+    ended = [("OK", None), ("NOT_FOUND", "CONTEXT_NOT_FOUND"), ("CANCELLED", None)]
+    assert [span.ended for _, span in tracer.spans] == [[each] for each in ended]  # an unknown caller has no span
+    values = values_of(metrics.families())
+    for code in ("OK", "NOT_FOUND", "CANCELLED", "UNAUTHENTICATED"):
+        labels = {"method": FILL.removeprefix("/"), "transport": "grpc", "code": code}
+        assert value(values, "jaxctx_calls_total", **labels) == 1
+    assert value(values, "jaxctx_calls_in_progress", transport="grpc") == 0
+
+
+async def test_probes_have_no_span() -> None:
+    tracer = NotingTracer()
+    async with pipeline_of(tracer=tracer).admit(call_of("/grpc.health.v1.Health/Check")):
+        pass
+    assert tracer.spans == []
+
+
+async def test_without_a_tracer_the_callers_trace_goes_on(admitting: CallPipeline) -> None:
+    sent = f"00-{'a' * 32}-{'b' * 16}-01"
+    for traceparent, expected in ((sent, sent), ("not one", ""), (None, "")):
+        call = call_of(secret="a-key", traceparent=traceparent)
+        async with admitting.admit(call):
+            assert current_record() is call.record
+            assert call.record.traceparent == expected
+
+
+async def test_the_line_of_a_call(admitting: CallPipeline, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "jaxctx.calls")
+    with pytest.raises(errors.Aborted):
+        async with admitting.admit(call_of(secret="a-key", request_id="mine")):
+            current_record().add_fill(resident=4, restored=2, computed=3)
+            current_record().add_tokens(5)
+            raise errors.Aborted("busy", reason="CONTEXT_BUSY")
+    (line,) = caplog.records
+    fields = {
+        "method": FILL,
+        "transport": "grpc",
+        "request_id": "mine",
+        "caller": "alice",
+        "tenant": "red",
+        "code": "ABORTED",
+        "reason": "CONTEXT_BUSY",
+        "prompt_tokens": 9,
+        "cached_tokens": 6,
+        "completion_tokens": 5,
+    }
+    assert {name: line.__dict__[name] for name in fields} == fields
+    assert 0 <= line.__dict__["seconds"] < 10
+
+
+async def test_what_a_call_does_not_have_is_not_in_its_line(
+    admitting: CallPipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "jaxctx.calls")
+    async with admitting.admit(call_of(secret="a-key")):
+        pass
+    (line,) = caplog.records
+    assert line.__dict__.keys().isdisjoint({"reason", "prompt_tokens", "cached_tokens", "completion_tokens"})

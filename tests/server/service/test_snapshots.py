@@ -61,13 +61,32 @@ async def test_calls_about_one_version_or_the_latest_or_all(
 ) -> None:
     found = await service.get_snapshot(ALICE, pb.GetSnapshotRequest(name="n", **fields))
     assert found.snapshot.name == "n"
-    assert last(engine) == ("snapshot", ALICE, ("n", version))
+    assert last(engine) == ("inspect_snapshot", ALICE, ("n", version, False, False))
+    assert (found.attachment, found.HasField("tokens")) == (b"", False)
     deleted = await service.delete_snapshot(ALICE, pb.DeleteSnapshotRequest(name="n", **fields))
     assert deleted.versions_deleted == 2
     assert last(engine) == ("delete_snapshot", ALICE, ("n", version))
     request = pb.UpdateSnapshotRequest(name="n", ttl=TTL, labels={"labels": {}}, **fields)
     assert (await service.update_snapshot(ALICE, request)).snapshot.version == 3
     assert last(engine) == ("update_snapshot", ALICE, ("n", version, types.Ttl(5.0, sliding=True), {}))
+
+
+async def test_the_attachment_and_the_tokens_come_if_they_are_asked_for(
+    service: LocalSnapshotService, engine: FakeEngine
+) -> None:
+    found = await service.get_snapshot(ALICE, pb.GetSnapshotRequest(name="n", include_attachment=True))
+    assert (found.attachment, found.HasField("tokens")) == (b"attached\x00\xff", False)
+    found = await service.get_snapshot(ALICE, pb.GetSnapshotRequest(name="n", version=2, include_tokens=True))
+    assert last(engine) == ("inspect_snapshot", ALICE, ("n", 2, False, True))
+    assert (found.attachment, list(found.tokens.ids)) == (b"", [5, 6, 7])
+
+
+async def test_an_attachment_is_saved_and_the_versions_to_keep(
+    service: LocalSnapshotService, engine: FakeEngine
+) -> None:
+    request = pb.SaveRequest(context_id="x", name="n", attachment=b"\x00\xff", max_versions=1)
+    await service.save(ALICE, request)
+    assert last(engine)[2] == types.SaveRequest(context_id="x", name="n", attachment=b"\x00\xff", max_versions=1)
 
 
 async def test_an_update_changes_only_what_it_names(service: LocalSnapshotService, engine: FakeEngine) -> None:

@@ -129,6 +129,20 @@ TABLE: dict[str, dict[str, Any]] = {
         "include_stop": ANY,
         "include_special_tokens": ANY,
         "resume_tokens": [-1, 16, 10_000],  # below max_tokens
+        "output_format": {
+            "json_object": ANY,
+            "json_schema": ["", "x" * 65_537],
+            "regex": ["", "x" * 8193],
+            "grammar": ["", "é" * 32_769],
+            "choices": [
+                ({"texts": []}, "output_format.choices.texts"),
+                ({"texts": [f"{i}" for i in range(1025)]}, "output_format.choices.texts"),
+                ({"texts": ["a", ""]}, "output_format.choices.texts[1]"),
+                ({"texts": ["a", "x" * 4097]}, "output_format.choices.texts[1]"),
+                ({"texts": ["a", "b", "a"]}, "output_format.choices.texts[2]"),
+                ({"texts": [f"{i}" + "x" * 4090 for i in range(10, 27)]}, "output_format.choices.texts"),
+            ],
+        },
     },
     "ForkRequest": {
         "context_id": CONTEXT_ID,
@@ -203,6 +217,8 @@ TABLE: dict[str, dict[str, Any]] = {
         "overwrite_version": VERSION,
         "ttl": TTL,
         "labels": LABELS,
+        "attachment": [b"x" * ((4 << 20) + 1)],
+        "max_versions": [-1],
     },
     "OpenRequest": {
         "name": NAME,
@@ -223,7 +239,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "pin_for": DURATION,
         "ttl": TTL,
     },
-    "GetSnapshotRequest": {"name": NAME, "version": VERSION},
+    "GetSnapshotRequest": {"name": NAME, "version": VERSION, "include_attachment": ANY, "include_tokens": ANY},
     "ListSnapshotsRequest": {"prefix": ["p" * 101], "limit": LIMIT, "page_token": PAGE_TOKEN},
     "ListSnapshotVersionsRequest": {
         "name": NAME,

@@ -40,6 +40,8 @@ def test_every_field_of_a_request_has_a_rule(name: str, path: str, field: Any, r
     for each, bounds in sizes:
         if each.type == each.TYPE_STRING:
             assert bounds.max_bytes or bounds.id or bounds.name, "a text of any size"
+        elif each.type == each.TYPE_BYTES:
+            assert bounds.max_bytes, "bytes of any size"
         elif each.type == each.TYPE_DOUBLE:
             assert bounds.HasField("gte") or bounds.HasField("gt"), "any number"
             assert bounds.HasField("lte"), "any number"
@@ -76,9 +78,12 @@ def violating(field: Any, rule: Any, limits: Any) -> list[tuple[Any, str]]:
         found += [([], "")]
     if rule.unique:
         found += [([one, one], "[1]")]
-    if rule.max_total_bytes:
-        text = "x" * (rule.max_total_bytes // 2)
-        found += [([text] * 3 if kind is None else [{"role": "r", "content": text}] * 3, "")]
+    if rule.max_total_bytes and kind is None:
+        lengths = range(rule.max_bytes - rule.max_total_bytes // rule.max_bytes, rule.max_bytes + 1)  # all different
+        found += [(["x" * length for length in lengths], "")]
+    elif rule.max_total_bytes:
+        text = next(each.name for each in kind.fields if each.name == "content")
+        found += [([{"role": "r", text: "x" * (rule.max_total_bytes // 2)}] * 3, "")]
     if rule.ranges:
         high = getattr(limits, rule.lte_of)
         return found + [(bounds, "") for bounds in ([1], [-1, 2], [2, 2], [3, 2], [0, 3, 2, 4], [0, high + 1])]
@@ -90,6 +95,8 @@ def single(field: Any, rule: Any, limits: Any) -> list[tuple[Any, str]]:
     if field.type == field.TYPE_STRING:
         texts = [" ", "", "x" * 65] if rule.id else ["\n", "", "x" * 101] if rule.name else ["x" * (rule.max_bytes + 1)]
         return [(text, "") for text in (*texts, *[""] * bool(rule.min_bytes))]
+    if field.type == field.TYPE_BYTES:
+        return [(b"x" * (rule.max_bytes + 1), ""), *[(b"", "")] * bool(rule.min_bytes)]
     if field.type == field.TYPE_MESSAGE:
         if field.message_type.full_name != "google.protobuf.Duration":
             return []

@@ -53,6 +53,8 @@ def values(each: FieldDescriptor, rule: Any) -> st.SearchStrategy[Any]:
         return st.one_of(st.text("aä😀", max_size=longest // 4), st.just("x" * longest)).filter(
             lambda text: rule.min_bytes <= len(text.encode())
         )
+    if each.type == each.TYPE_BYTES:
+        return st.one_of(st.binary(min_size=rule.min_bytes, max_size=64), st.just(b"\xff" * rule.max_bytes))
     if each.type == each.TYPE_BOOL:
         return st.booleans()
     if each.enum_type is not None:

@@ -5,10 +5,12 @@ from starlette.routing import Route
 from jaxctx_server.http.endpoint import api_route
 from jaxctx_server.http.ops.document import openapi
 from jaxctx_server.http.ops.health import health, livez, readyz, version
+from jaxctx_server.http.ops.metrics import metrics
 from jaxctx_server.http.ops.tokenizer import detokenize, tokenize, tokenizer_info
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"  # no key needed
 MODELS = "/jaxctx.v1.ModelService"
+ANY_KEY = f"{MODELS}/ListModels"  # where keys are on, metrics need one
 
 
 def ops_routes() -> list[Route]:
@@ -18,6 +20,7 @@ def ops_routes() -> list[Route]:
         api_route("/livez", livez, method=HEALTH_CHECK),
         api_route("/readyz", readyz, method=HEALTH_CHECK),
         api_route("/version", version, method=HEALTH_CHECK),
+        api_route("/metrics", metrics, method=ANY_KEY),
         api_route("/openapi.json", openapi, method=HEALTH_CHECK),
         api_route("/tokenize", tokenize, ["POST"], method=f"{MODELS}/Tokenize"),
         api_route("/detokenize", detokenize, ["POST"], method=f"{MODELS}/Detokenize"),

@@ -1,5 +1,6 @@
 """The progress of one request: which rows come next, and what it says of itself."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,26 @@ def test_standard_rows_and_custom_mask_rows_take_turns(request_of_ten: Request) 
         rows.append((standard, custom))
         request_of_ten.next_position += standard + custom
     assert rows == [(3, 0), (0, 2), (2, 0), (0, 1), (2, 0)]
+
+
+def test_with_a_format_no_row_goes_ahead_of_the_token_that_the_host_knows(request_of_ten: Request) -> None:
+    output: Any = SimpleNamespace(matcher=object(), next_mask=object(), awaits_mask=False)
+    request_of_ten.output = output
+    request_of_ten.next_position, request_of_ten.dispatch_end = 10, 11  # the token behind them is on the device
+    assert request_of_ten.next_standard_rows(99) == 0
+    output.matcher = None
+    assert request_of_ten.next_standard_rows(99) == 1
+
+
+def test_it_must_wait_for_its_mask_or_its_reader(request_of_ten: Request) -> None:
+    assert not request_of_ten.must_wait
+    output: Any = SimpleNamespace(awaits_mask=True)
+    request_of_ten.output = output
+    assert request_of_ten.must_wait
+    output.awaits_mask = False
+    assert not request_of_ten.must_wait
+    request_of_ten.reply.behind = True  # type: ignore[attr-defined]
+    assert request_of_ten.must_wait
 
 
 def test_it_owns_its_prefix_while_it_computes_its_prompt(request_of_ten: Request) -> None:

@@ -22,6 +22,9 @@ class IdleCore:
     def on_arrival(self, wake: Any) -> None:
         self.wake = wake
 
+    def on_masks(self, post: Any) -> None:
+        self.post = post
+
     def count_compilations(self) -> Any:
         return nullcontext()
 

@@ -43,6 +43,7 @@ def test_the_functions_of_an_engine_the_longest_first() -> None:
         "page save",
         "page load",
         "slot load",
+        "mask load",
     ]
     assert set(StateFunction) < set(model.functions)
     assert model.pages_per_call == CONFIG.moving_pages

@@ -68,7 +68,7 @@ def test_the_parts_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         return plan_memory(program, memory, 0.5, nothing)
 
     monkeypatch.setattr(CompiledModel, "lower", lambda self, what: None)
-    code = 4 * 1 + 1 * 20 + len((*ONE_ROW, 4)) * 30  # of four functions beside one pass and the steps
+    code = 5 * 1 + 1 * 20 + len((*ONE_ROW, 4)) * 30  # of five functions beside one pass and the steps
     left = 30_000 - 9_000 - 100 - (80 + 50) - code
     assert plan(30_000) == MemoryPlan(30_000, 9_000, 100, 130, code, left, 10_300, 102, 1632, 0)
     assert left // 2 - 100 < 10_300 <= left // 2  # pages of 100 bytes, one of them scratch

@@ -289,6 +289,24 @@ def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool, at_o
         assert {shard.data.shape[2] for shard in saved[0].addressable_shards} == {1}  # one KV head on each
 
 
+def test_masks_reach_their_slots_and_no_other() -> None:
+    """More than a call takes, in any order; a slot that is given none keeps its own. Nothing is compiled for it."""
+    device = ModelRunner(EchoModel(), (), replace(CONFIG, max_batch=12, max_batch_tokens=16))
+    device._compile(StateFunction.LOAD_ALLOWED)
+    rng = np.random.default_rng(1)
+    shape = device._state.allowed.shape
+    assert shape == (13, 512 // 32)
+    masks = rng.integers(-(2**31), 2**31, shape, dtype=np.int32)
+    with device.count_compilations():
+        device.load_allowed([(slot, masks[slot]) for slot in rng.permutation(12).tolist()])
+        changed = rng.integers(-(2**31), 2**31, shape[1], dtype=np.int32)
+        device.load_allowed([(3, changed)])
+        jax.block_until_ready(device._state)
+    assert device.compilations_after_ready == 0
+    masks[3] = changed
+    np.testing.assert_array_equal(np.asarray(device._state.allowed)[:12], masks[:12])
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("pages", 0), ("max_batch_tokens", 3), ("max_context_tokens", 1), ("steps_in_flight", 9), ("draft_tokens", -1)],

@@ -79,3 +79,20 @@ def test_where_all_pages_are_pinned_waiting_would_not_help(make_scheduler) -> No
     assert decided.batch is None
     assert isinstance(event, RequestFailed)
     assert (event.request, event.error.reason, event.never_ran) == (request, "OUT_OF_PAGES", True)
+
+
+def test_time_in_the_queue_counts_once_for_a_request_that_starts_twice(make_scheduler) -> None:
+    harness = make_scheduler(max_batch=1)
+    low, high = harness.fill([1] * 20, priority=-1), harness.fill([2] * 4)
+    harness.scheduler.submit(low)
+    harness.now += 3.0
+    harness.step()
+    harness.scheduler.submit(high)
+    harness.now += 0.5
+    harness.step()  # of `high`, for which `low` is preempted
+    harness.scheduler.end(high)
+    harness.now += 7.0
+    harness.step()
+    assert running(harness) == [low]
+    stats = harness.scheduler.stats()
+    assert (stats.requests_admitted, stats.queue_seconds) == (2, 3.5)

@@ -157,3 +157,16 @@ def test_accepted_drafts_take_the_request_on(make_scheduler) -> None:
     assert (request.next_position, request.dispatch_end) == (3, 4)
     stats = harness.scheduler.stats()
     assert (stats.running, stats.waiting, stats.tokens_computed) == (1, 0, 3)
+
+
+def test_steps_and_lookups_of_prompts_are_counted(harness) -> None:
+    for _ in range(2):
+        request = harness.fill([1] * 9)
+        harness.scheduler.submit(request)
+        batch = harness.schedule().batch
+        harness.now += 0.25
+        harness.scheduler.process_output(batch)
+        harness.scheduler.end(request)
+    stats = harness.scheduler.stats()
+    assert (stats.tokens_queried, stats.tokens_cached) == (18, 8)  # two pages, of the second one
+    assert stats.step_seconds == 0.5

@@ -27,6 +27,7 @@ VERSION = SnapshotVersion(
     labels={"k": "v"},
     created_at=1000.0,
     lifetime=Lifetime.begin(60.0, True, 1000.0),
+    attachment_bytes=12,
 )
 
 
@@ -49,6 +50,7 @@ def test_every_field_of_a_snapshot() -> None:
         context_id="context",
         parent_version=2,
         labels={"k": "v"},
+        attachment_bytes=12,
     )
     assert all(getattr(told, field.name) for field in fields(told)), "each field is told apart from its default"
     assert snapshot_info(replace(VERSION, lifetime=FOREVER), latest=False).expiry is None

@@ -2,14 +2,24 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
-from jaxctx.errors import Aborted, AlreadyExists, NotFound, Unavailable
-from jaxctx.types import CreateContextRequest, OpenRequest, RetentionUpdate, SaveRequest, Ttl
+from jaxctx.errors import Aborted, AlreadyExists, DataLoss, NotFound, ResourceExhausted, Unavailable
+from jaxctx.types import (
+    CreateContextRequest,
+    GenerateRequest,
+    OpenRequest,
+    RetentionUpdate,
+    SamplingParams,
+    SaveRequest,
+    TokenIds,
+    Ttl,
+)
 from tests.engines import SMALL
 
 ME = Caller("me")
@@ -118,3 +128,102 @@ async def test_settings_are_those_that_were_asked_for_last(engine: LocalEngine) 
     assert (opened.priority, opened.labels, opened.snapshot) == (-1, {}, "a@1")
     (child,) = await engine.fork(ME, made.context_id)
     assert (child.priority, child.labels) == (3, {"k": "v"})
+
+
+# --- attachments
+
+ATTACHED = bytes(range(256)) * 3
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_an_attachment_and_the_tokens_come_back(two: list[LocalEngine], durable: bool) -> None:
+    one, other = two
+    tokens = list(range(1, 41))
+    context = await filled(one, tokens)
+    await one.fill(ME, context, [7, 8], defer=True)  # buffered
+    saved = await one.save(ME, SaveRequest(context_id=context, name="a", durable=durable, attachment=ATTACHED))
+    assert saved.attachment_bytes == len(ATTACHED)
+    for engine in (one, other) if durable else (one,):
+        plain = await engine.inspect_snapshot(ME, "a")
+        assert (plain.snapshot.attachment_bytes, plain.attachment, plain.tokens) == (len(ATTACHED), b"", None)
+        full = await engine.inspect_snapshot(ME, "a", 1, include_attachment=True, include_tokens=True)
+        assert full.snapshot == plain.snapshot
+        assert full.attachment == ATTACHED
+        assert full.tokens == TokenIds(ids=[*tokens, 7, 8])
+        for caller, name, version in ((Caller("other"), "a", None), (ME, "b", None), (ME, "a", 2)):
+            with pytest.raises(NotFound) as error:
+                await engine.inspect_snapshot(caller, name, version, include_attachment=True, include_tokens=True)
+            assert error.value.reason == "SNAPSHOT_NOT_FOUND"
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_attachments_count_for_the_quota_of_bytes(make_engine: Any, tmp_path: Any, durable: bool) -> None:
+    limit = 1 << 20
+    config = replace(SMALL, max_snapshot_bytes_per_tenant=limit)
+    engine = make_engine(config, store=str(tmp_path), whole=False)
+    context = await filled(engine, [1] * 4)
+    request = SaveRequest(context_id=context, name="a", durable=durable, attachment=b"x" * limit)
+    with pytest.raises(ResourceExhausted, match="max_snapshot_bytes_per_tenant") as error:
+        await engine.save(ME, request)
+    assert error.value.reason == "QUOTA"
+    await engine.save(ME, replace(request, attachment=b"x" * (limit // 2)))
+    with pytest.raises(ResourceExhausted):
+        await engine.save(ME, replace(request, name="b", attachment=b"x" * (limit // 2)))
+    await engine.delete_snapshot(ME, "a")
+    await engine.save(ME, replace(request, name="b", attachment=b"x" * (limit // 2)))
+
+
+async def test_a_damaged_attachment_is_data_loss_and_the_context_opens(make_engine: Any, tmp_path: Any) -> None:
+    engine = make_engine(SMALL, store=str(tmp_path), whole=False)
+    context = await filled(engine, [1] * 40)
+    await engine.save(ME, SaveRequest(context_id=context, name="a", durable=True, attachment=ATTACHED))
+    (file,) = (file for file in (tmp_path / "packs").iterdir() if file.read_bytes() == ATTACHED)
+    file.write_bytes(ATTACHED[::-1])
+    with pytest.raises(DataLoss):
+        await engine.inspect_snapshot(ME, "a", include_attachment=True)
+    assert (await engine.inspect_snapshot(ME, "a", include_tokens=True)).tokens == TokenIds(ids=[1] * 40)
+    assert (await engine.open(ME, OpenRequest(name="a"))).computed == 0
+
+
+async def test_an_attachment_ends_with_its_version(make_engine: Any, tmp_path: Any) -> None:
+    engine = make_engine(SMALL, store=str(tmp_path), whole=False)
+    context = await filled(engine, [1] * 40)
+    await engine.save(ME, SaveRequest(context_id=context, name="a", durable=True, attachment=ATTACHED))
+    request = SaveRequest(context_id=context, name="a", durable=True, overwrite_version=1, attachment=b"new")
+    await engine.save(ME, replace(request, max_versions=1))
+    assert [each.version for each in await engine.history(ME, "a")] == [2]
+    assert (await engine.inspect_snapshot(ME, "a", include_attachment=True)).attachment == b"new"
+    engine.store.collect()
+    assert not [file for file in (tmp_path / "packs").iterdir() if file.read_bytes() == ATTACHED]
+
+
+async def test_a_context_is_saved_with_the_buffered_token_that_a_generation_leaves(two: list[LocalEngine]) -> None:
+    """And once more: the second save writes the new pages only. Elsewhere no token with KV is computed again."""
+    one, other = two
+    context = await filled(one, list(range(1, 41)))
+    request = GenerateRequest(context_id=context, sampling=SamplingParams(temperature=0.0), max_tokens=5)
+    async for _ in one.generate(ME, request):
+        pass
+    info = (await one.inspect(ME, context)).context
+    assert (info.seq_len, info.buffered_tokens) == (44, 1)
+    await one.save(ME, SaveRequest(context_id=context, name="a", durable=True))
+    opened = await other.open(ME, OpenRequest(name="a"))
+    assert (opened.resident, opened.restored, opened.computed) == (0, 44, 0)
+    assert opened.context.buffered_tokens == 1
+
+
+async def test_counts_and_lists_of_many_names_keep_off_the_event_loop(engine: LocalEngine, monkeypatch: Any) -> None:
+    threads: list[str] = []
+    for name in ("usage", "list"):
+        method = getattr(engine.store, name)
+
+        def noted(*arguments: Any, method: Any = method) -> Any:
+            threads.append(threading.current_thread().name)
+            return method(*arguments)
+
+        monkeypatch.setattr(engine.store, name, noted)
+    context = await filled(engine, [1] * 4)
+    await engine.save(ME, SaveRequest(context_id=context, name="a"))
+    assert [each.name for each in await engine.snapshots(ME, "", "", 10)] == ["a"]
+    assert len(threads) == 2
+    assert threading.current_thread().name not in threads

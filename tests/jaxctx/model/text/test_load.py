@@ -268,3 +268,32 @@ def test_the_echo_text_matches_the_echo_model() -> None:
     assert text.tokenizer.decode(prompt(text), skip_special_tokens=False) == (
         "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_the_formats_of_calls_and_thoughts(tmp_path: Path) -> None:
+    """Marks are special tokens only where the tokenizer says so."""
+    source = "{{ messages[0].content }}<tool_call>{% if thoughts %}</think>{% endif %}"
+    declared = {"512": ADDED | {"content": "<tool_call>"}, "513": ADDED | {"content": "<think>", "special": False}}
+    text = load_text(
+        model_dir(
+            tmp_path,
+            config=BIG,
+            tokenizer_config={"chat_template": source, "added_tokens_decoder": declared},
+        )
+    )
+    assert text.tool_call_format is not None
+    assert text.reasoning_format is not None
+    assert (text.tool_call_format.name, text.reasoning_format.name) == ("hermes", "think")
+    assert text.special_markers() == {"<tool_call>": 512}
+
+
+def test_thoughts_that_the_template_opens(tmp_path: Path) -> None:
+    source = (
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<a><think>\n{% endif %}"
+    )
+    text = load_text(model_dir(tmp_path, config=BIG, tokenizer_config={"chat_template": source}))
+    assert text.reasoning_format is not None
+    assert text.reasoning_format.name == "think_opened"
+    assert text.tool_call_format is not None
+    assert text.tool_call_format.name == "llama3_json"  # by its family

@@ -252,12 +252,10 @@ def test_routes_are_those_of_the_contract() -> None:
         routes[verb, route.path.replace(":path}", "}")] = route.endpoint.handler.__name__
     assert len(expected) == 15
     assert expected.items() <= routes.items()
-    assert {path for _, path in routes.keys() - expected.keys()} == {
-        "/v1/session/{session_id}/graph.svg",
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/models/",
-    }
+    others = {path for _, path in routes.keys() - expected.keys()}
+    assert [path for path in others if path.startswith(("/v1/session", "/v1/semantic", "/v1/native"))] == [
+        "/v1/session/{session_id}/graph.svg"
+    ]
 
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
