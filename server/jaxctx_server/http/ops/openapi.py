@@ -25,10 +25,6 @@ def object_of(properties: Json) -> Json:
     }
 
 
-METRICS: Json = {
-    "description": "The metrics.",
-    "content": {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")},
-}
 MODEL: Json = {"type": "string", "maxLength": 256}
 TRUTH: Json = nullable({"type": "boolean"})
 TEXT: Json = {"type": "string", "maxLength": 2 << 20}
@@ -109,7 +105,13 @@ def ops_description() -> ApiDescription:
         "/openapi.json": {"get": open_to_all("GetOpenapi", "This document.", document)},
         "/metrics": {
             "get": operation(
-                operation_id="GetMetrics", tag=TAG, summary="Metrics in the format of Prometheus.", success=METRICS
+                operation_id="GetMetrics",
+                tag=TAG,
+                summary="Metrics for Prometheus.",
+                success={
+                    "description": "All metrics, as OpenMetrics if `accept` asks for it.",
+                    "content": {"text/plain": {"schema": {"type": "string"}}},
+                },
             )
         },
         "/tokenize": {
