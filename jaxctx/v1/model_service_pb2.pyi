@@ -263,10 +263,13 @@ class DetokenizeRequest(google.protobuf.message.Message):
     MODEL_ID_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    WITH_PIECES_FIELD_NUMBER: builtins.int
     model_id: builtins.str
     """Whose tokenizer."""
     skip_special_tokens: builtins.bool
     """Leave special tokens out of the text."""
+    with_pieces: builtins.bool
+    """Whether to return each token by itself too."""
     @property
     def tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Token ids, 0 .. vocab_size - 1 each; up to 131,072. Those that the tokenizer lacks have no text."""
@@ -277,8 +280,9 @@ class DetokenizeRequest(google.protobuf.message.Message):
         model_id: builtins.str = ...,
         tokens: collections.abc.Iterable[builtins.int] | None = ...,
         skip_special_tokens: builtins.bool = ...,
+        with_pieces: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["model_id", b"model_id", "skip_special_tokens", b"skip_special_tokens", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model_id", b"model_id", "skip_special_tokens", b"skip_special_tokens", "tokens", b"tokens", "with_pieces", b"with_pieces"]) -> None: ...
 
 global___DetokenizeRequest = DetokenizeRequest
 
@@ -289,16 +293,46 @@ class DetokenizeResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: builtins.int
+    PIECES_FIELD_NUMBER: builtins.int
     text: builtins.str
     """Incomplete UTF-8 at either end becomes U+FFFD."""
+    @property
+    def pieces(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenPiece]:
+        """Each token by itself. Empty: not asked for."""
+
     def __init__(
         self,
         *,
         text: builtins.str = ...,
+        pieces: collections.abc.Iterable[global___TokenPiece] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["text", b"text"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pieces", b"pieces", "text", b"text"]) -> None: ...
 
 global___DetokenizeResponse = DetokenizeResponse
+
+@typing.final
+class TokenPiece(google.protobuf.message.Message):
+    """One token by itself."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: builtins.int
+    IS_SPECIAL_FIELD_NUMBER: builtins.int
+    bytes: builtins.bytes
+    """What it adds to the middle of a text, in UTF-8: of some tokens only a part of a character. Empty for a token that the
+    tokenizer lacks.
+    """
+    is_special: builtins.bool
+    """Whether it is a special token, which the text of an output leaves out."""
+    def __init__(
+        self,
+        *,
+        bytes: builtins.bytes = ...,
+        is_special: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "is_special", b"is_special"]) -> None: ...
+
+global___TokenPiece = TokenPiece
 
 @typing.final
 class ApplyChatTemplateRequest(google.protobuf.message.Message):

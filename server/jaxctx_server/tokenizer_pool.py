@@ -23,6 +23,7 @@ from jaxctx.model.text.turns import Continuation, continuation, encode_behind
 from jaxctx.types import RenderedChat
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import FillRequest, PlanRequest
+from jaxctx.v1.model_service_pb2 import TokenPiece
 from jaxctx_server.chat_input import chat_size, template_messages, template_options
 from jaxctx_server.validate import Limits, utf8_size
 
@@ -136,6 +137,14 @@ class TokenizerPool:
         """Text of tokens, which must be of the model's vocabulary."""
         decode = partial(self._text.tokenizer.decode, tokens, skip_special_tokens=skip_special_tokens)
         return await self._run(len(tokens), decode)
+
+    async def pieces(self, tokens: Sequence[int]) -> list[TokenPiece]:
+        """Each token by itself."""
+        return await self._run(len(tokens), partial(self._pieces, tokens))
+
+    def _pieces(self, tokens: Sequence[int]) -> list[TokenPiece]:
+        tokenizer = self._text.tokenizer
+        return [TokenPiece(bytes=tokenizer.piece(token), is_special=token in tokenizer.special_ids) for token in tokens]
 
     async def entries(self, tokens: Sequence[int]) -> list[str]:
         """The entries of the vocabulary that tokens are."""

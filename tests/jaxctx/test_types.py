@@ -197,7 +197,7 @@ CLIENT_METHODS: list[tuple[Callable[..., Any], str, dict[str, set[str]], set[str
     (aio.Client.models, "ListModels", {}, {"page_token", "limit"}),
     (aio.Client.model, "GetModel", {}, {"with_tokenizer"}),
     (aio.Client.tokenize, "Tokenize", {}, {"with_entries"}),
-    (aio.Client.detokenize, "Detokenize", {}, set()),
+    (aio.Client.detokenize, "Detokenize", {}, {"with_pieces"}),
     (aio.Client.apply_chat_template, "ApplyChatTemplate", {"messages": CHAT}, {"with_entries"}),
     (aio.Client.create_session, "CreateSession", {"ttl": {"ttl_s"}}, set()),
     (aio.Client.session, "GetSession", {}, set()),

@@ -1,6 +1,7 @@
 """Tokenizer: text to ids and back, by the Hugging Face `tokenizers` library and the model's `tokenizer.json`."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -48,6 +49,24 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
     return backend
 
 
+def byte_of_letter() -> dict[str, int]:
+    """The byte that each letter of an entry of byte-level BPE stands for (GPT-2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTE_OF_LETTER = byte_of_letter()
+BYTE_ENTRY = re.compile("<0x[0-9A-F]{2}>")  # an entry of SentencePiece that is one byte
+WORD_START = "\u2581"  # stands for a space in entries of SentencePiece
+
+
+def decoder_json(backend: tokenizers.Tokenizer) -> str:
+    """How the library writes the decoder of a tokenizer, without spaces."""
+    return json.dumps(json.loads(backend.to_str())["decoder"], separators=(",", ":"))
+
+
 class Tokenizer:
     """Immutable after construction; threads may share it."""
 
@@ -56,7 +75,10 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
+        self._is_byte_level = '"type":"ByteLevel"' in decoder_json(backend)
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
@@ -85,6 +107,24 @@ class Tokenizer:
     def entries(self, ids: Sequence[int]) -> list[str]:
         """The entry of the vocabulary that each id is, as it is written there; "" for ids that it lacks."""
         return [self._backend.id_to_token(token) or "" for token in ids]
+
+    def piece(self, token: int) -> bytes:
+        """What a token adds to the middle of a text, in UTF-8: of some tokens only a part of a character.
+
+        b"" for ids that the vocabulary lacks.
+        """
+        entry = self._backend.id_to_token(token)
+        if entry is None:
+            return b""
+        if token in self._added_ids:
+            return entry.encode()
+        if self._is_byte_level:
+            return bytes(BYTE_OF_LETTER[letter] for letter in entry if letter in BYTE_OF_LETTER)
+        if BYTE_ENTRY.fullmatch(entry):
+            return bytes([int(entry[3:5], 16)])
+        if entry.startswith(WORD_START):  # at the start of a text, the decoder would drop the space
+            return entry.replace(WORD_START, " ").encode()
+        return self._backend.decode([token], skip_special_tokens=False).encode()
 
     def to_json(self) -> str:
         """What `tokenizer.json` would say of it, added tokens included."""

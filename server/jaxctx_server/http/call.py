@@ -45,6 +45,10 @@ class HttpCall:
         """
         return await self.frontend.backend.pipeline.parse_body(self.call, self.body, parse)
 
+    async def check(self, message: Message) -> None:
+        """Raise the errors of a message that is not valid, without making the call. Raises as `unary`."""
+        await self.frontend.backend.pipeline.check_request(self.call, message)
+
     async def unary(self, method: Callable[[Caller, RequestT], Awaitable[ResponseT]], message: RequestT) -> ResponseT:
         """The response of a method of a service. Raises its errors, and those of a message that is not valid."""
         await self.frontend.backend.pipeline.check_request(self.call, message)

@@ -20,7 +20,7 @@ from jaxctx.model.text.tool_calls import (
 )
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx.v1.generation_pb2 import OutputFormat
-from jaxctx.v1.model_service_pb2 import GetModelRequest
+from jaxctx.v1.model_service_pb2 import GetModelRequest, Model
 from jaxctx_server.http.call import HttpCall
 
 
@@ -93,7 +93,11 @@ def is_strict(tool: dict[str, Any]) -> bool:
 async def chat_formats(call: HttpCall, model_id: str) -> ChatFormats:
     """The formats of a model ("": the server's only one). Raises NotFound (MODEL_NOT_FOUND)."""
     found = await call.unary(call.services.models.get_model, GetModelRequest(model_id=model_id))
-    model = found.model
+    return formats_of(found.model)
+
+
+def formats_of(model: Model) -> ChatFormats:
+    """The formats of a model that is described."""
     return ChatFormats(
         TOOL_CALL_FORMATS.get(model.tool_call_format),
         REASONING_FORMATS.get(model.reasoning_format),

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from starlette.types import Scope
 
+from jaxctx_server.http.pieces import PieceCache
 from jaxctx_server.services import Backend
 
 MAX_LOGGED_FIELDS = 1000
@@ -20,6 +21,7 @@ class Frontend:
 
     backend: Backend
     response_ttl_s: float | None = None  # how long responses and conversations are kept; None: for ever
+    pieces: PieceCache = field(default_factory=PieceCache)
     background_tasks: set[asyncio.Task[None]] = field(default_factory=set)
     logged_fields: set[str] = field(default_factory=set)
     """Names of unknown fields that were logged; each is logged once."""

@@ -1,8 +1,10 @@
 """One prompt and its outputs, as every API of text needs them: the calls of services that they become.
 
     new context ─┐
-    fork         ├─▶ Fill ─▶ Generate (stream) ─▶ CloseContext, unless the contexts are kept
+    fork         ├─▶ Forward … ─▶ Fill ─▶ Generate (stream) ─▶ CloseContext, unless the contexts are kept
     snapshot    ─┘
+
+Forward is there only if the log probabilities of the prompt's own tokens are wanted.
 
 The contexts are closed however it ends: also when the client leaves or a call fails. Should that be prevented, they end
 by their time to live.
@@ -21,14 +23,18 @@ from jaxctx.v1.context_service_pb2 import (
     CreateContextRequest,
     FillRequest,
     ForkRequest,
+    ForwardRequest,
     GenerateRequest,
     GenerateResponse,
     UpdateContextRequest,
 )
+from jaxctx.v1.forward_pb2 import ForwardOutputParams
+from jaxctx.v1.generation_pb2 import TokenLogprob
 from jaxctx.v1.lifetime_pb2 import Ttl
 from jaxctx.v1.snapshot_service_pb2 import OpenRequest
 from jaxctx_server.http.call import HttpCall
 
+SCORED_AT_ONCE = 256  # tokens of a prompt: as many as Forward tells about
 ABANDONED_TTL = Ttl(duration=Duration(seconds=60), sliding=True)  # of a context that nobody could close
 
 
@@ -88,6 +94,15 @@ class PromptUsage:
         self.page_size = other.page_size
 
 
+@dataclass(slots=True)
+class PromptScoring:
+    """Log probabilities of the tokens of a prompt, each after those before it."""
+
+    top: int  # how many of the most likely tokens to tell beside each
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of each token but the first, which nothing stands before. Complete before the first part of an output."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Generation:
     """A prompt, how it is continued, and what has become of it so far. The ids of contexts are chosen by `run`."""
@@ -96,6 +111,7 @@ class Generation:
     source: ForkOf | OpenedFrom | None = None  # None: a new context
     fill: FillRequest | None = None  # what is appended first; None: nothing
     generate: GenerateRequest | None = None  # None: only fill, which computes the prompt
+    scoring: PromptScoring | None = None  # also score the prompt: a new context, and `fill` with tokens
     keep: bool = False  # leave the contexts to the caller, unless it ends with an error
 
     # What `run` has found out. Complete behind the last part.
@@ -116,6 +132,8 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
     is_complete = False
     try:
         await begin(call, generation)
+        if generation.scoring is not None and generation.fill is not None:
+            await score(call, generation, generation.scoring, generation.fill)
         if generation.fill is not None:
             await fill(call, generation, generation.fill)
         if generation.generate is not None:
@@ -149,6 +167,28 @@ async def begin(call: HttpCall, generation: Generation) -> None:
             context = opened.context
     generation.model_id = context.model_id
     generation.usage.page_size = context.page_size
+
+
+async def score(call: HttpCall, generation: Generation, scoring: PromptScoring, request: FillRequest) -> None:
+    """Compute all tokens of the prompt but the last one, and note how likely each was. `request` keeps the last one.
+
+    All of them are computed, as a cached page tells nothing about its tokens.
+    """
+    tokens = request.tokens.ids[:]
+    for start in range(0, len(tokens) - 1, SCORED_AT_ONCE):
+        stop = min(start + SCORED_AT_ONCE, len(tokens) - 1)
+        outputs = [
+            ForwardOutputParams(index=place - start, logprob_ids=[tokens[place + 1]], top=scoring.top)
+            for place in range(start, stop)
+        ]
+        forward = ForwardRequest(context_id=generation.context_id, tokens=tokens[start:stop], outputs=outputs)
+        response = await call.unary(call.services.contexts.forward, forward)
+        for place, result in enumerate(response.outputs, start):
+            scoring.logprobs.append(
+                TokenLogprob(token_id=tokens[place + 1], logprob=result.logprobs[0], top=result.top)
+            )
+    generation.usage.computed_tokens += len(tokens) - 1
+    request.tokens.ids[:] = tokens[-1:]
 
 
 async def fill(call: HttpCall, generation: Generation, request: FillRequest) -> None:

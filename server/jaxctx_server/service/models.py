@@ -50,7 +50,8 @@ class LocalModelService:
     async def detokenize(self, caller: Caller, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         model = self._lifecycle.model(request.model_id)
         text = await model.texts.decode(request.tokens[:], skip_special_tokens=request.skip_special_tokens)
-        return pb.DetokenizeResponse(text=text)
+        pieces = await model.texts.pieces(request.tokens[:]) if request.with_pieces else ()
+        return pb.DetokenizeResponse(text=text, pieces=pieces)
 
     async def apply_chat_template(
         self, caller: Caller, request: pb.ApplyChatTemplateRequest

@@ -15,7 +15,7 @@ from jaxctx_server.http.openapi import merge, openapi_document
 from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.services import Backend
 
-UNDESCRIBED = re.compile("/v1/(completions|chat|responses|conversations|messages|context)")
+UNDESCRIBED = re.compile("/v1/context")
 
 
 def served_operations() -> set[tuple[str, str]]:

@@ -281,6 +281,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "model_id": MODEL_ID,
         "tokens": [[1] * ((1 << 17) + 1), ([1, 512], "tokens[1]"), ([-5], "tokens[0]")],
         "skip_special_tokens": ANY,
+        "with_pieces": ANY,
     },
     "ApplyChatTemplateRequest": {"model_id": MODEL_ID, "messages": MESSAGES, "with_entries": ANY},
     "GetStatsRequest": {},

@@ -1,5 +1,8 @@
-"""POST /v1/chat/completions: an answer to messages."""
+"""POST /v1/chat/completions: answers to messages."""
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.responses import Response
@@ -7,66 +10,153 @@ from starlette.responses import Response
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import FillRequest
+from jaxctx.v1.model_service_pb2 import ApplyChatTemplateRequest, Model
 from jaxctx_server.http.call import HttpCall
-from jaxctx_server.http.openai.fields import NOTHING, UNSUPPORTED_MESSAGE_FIELDS
-from jaxctx_server.http.openai.generation import answer
-from jaxctx_server.http.openai.request import Json, check_asks_for_nothing, check_entries, set_field
+from jaxctx_server.http.chat_output import ChatFormats, formats_of
+from jaxctx_server.http.errors import json_text
+from jaxctx_server.http.openai.answer import answer
+from jaxctx_server.http.openai.chat_messages import parse_message
+from jaxctx_server.http.openai.chat_output import ChatOutput, ChatOutputOptions
+from jaxctx_server.http.openai.fields import UNSUPPORTED_IN_CHAT
+from jaxctx_server.http.openai.outputs import AnswerForm, Prompt
+from jaxctx_server.http.openai.request import (
+    MAX_TOP_LOGPROBS,
+    SharedOptions,
+    check_asks_for_nothing,
+    check_entries,
+    parse_count,
+    parse_object,
+    parse_shared,
+    parse_truth_of,
+    refuse,
+    set_field,
+)
+from jaxctx_server.http.openai.tools import ChatTools, parse_tools
+from jaxctx_server.http.token_pieces import TokenPieces
+
+Json = dict[str, Any]
+CHAT = AnswerForm("chat.completion", "chat.completion.chunk", "chatcmpl-")
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 async def chat_completions(call: HttpCall) -> Response:
     """POST /v1/chat/completions."""
-    return await answer(ChatForm(), call)
+    return await answer(call, await call.parse_body(parse_chat))
 
 
-class ChatForm:
-    """Requests have messages, answers have a message of the assistant."""
+@dataclass(slots=True, kw_only=True)
+class ChatRequest:
+    """A request; see `outputs.TextRequest`."""
 
-    object_name = "chat.completion"
-    chunk_object_name = "chat.completion.chunk"
-    id_prefix = "chatcmpl-"
-    adds_special_tokens = False  # beside those that the chat template writes
+    shared: SharedOptions
+    messages: ChatMessages
+    tools: ChatTools
+    tells_logprobs: bool
+    options: ChatOutputOptions | None = None  # once the model is known
+    form: AnswerForm = CHAT
+    chosen: int | None = None
 
-    def fill_prompt(self, fields: Json, fill: FillRequest) -> None:
-        messages = fields.get("messages")
-        if not isinstance(messages, list):
-            raise InvalidArgument.field("messages", "must be a list of messages")
-        check_entries(ChatMessages(), "messages", messages, "messages")
-        parsed = [parse_message(index, message) for index, message in enumerate(messages)]
-        set_field(fill, "messages", {"messages": parsed}, "messages")
+    @property
+    def names_tokens(self) -> bool:
+        return self.tells_logprobs
 
-    def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
-        return {"index": index, "logprobs": None, "finish_reason": finish_reason, "message": message}
+    async def prompts(self, call: HttpCall, model: Model) -> Sequence[Prompt]:
+        self.options = self._output_options(formats_of(model))
+        fill, token_ids = FillRequest(messages=self.messages), None
+        if self.shared.return_token_ids:
+            asked = ApplyChatTemplateRequest(model_id=model.model_id, messages=self.messages)
+            token_ids = (await call.unary(call.services.models.apply_chat_template, asked)).tokens[:]
+            fill = FillRequest()
+            fill.tokens.ids.extend(token_ids)
+        return [Prompt(fill=fill, token_ids=token_ids)]
 
-    def chunk_choice(self, index: int, text: str, finish_reason: str | None, *, is_first: bool) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": text} if is_first else {"content": text}
-        return {"index": index, "logprobs": None, "finish_reason": finish_reason, "delta": delta}
+    def _output_options(self, formats: ChatFormats) -> ChatOutputOptions:
+        """How outputs are read; `shared.generate` asks for outputs that can be read so. Raises InvalidArgument."""
+        use, generate = self.tools.use, self.shared.generate
+        if generate.HasField("output_format"):
+            if use.choice in ("required", "named"):
+                raise InvalidArgument.field("tool_choice", "must not demand a call of a text of another format")
+            formats = replace(formats, reasoning=None)  # the text has the format from its first character on
+        asks_for_format = generate.HasField("output_format")
+        formats.prepare(generate, use)
+        if generate.HasField("output_format") and not asks_for_format:  # a grammar of the tools
+            self.shared = replace(self.shared, field_names={**self.shared.field_names, "output_format": "tools"})
+        return ChatOutputOptions(
+            formats=formats,
+            use=use,
+            is_continuation=self.messages.continue_final_message,
+            tells_logprobs=self.tells_logprobs,
+            tokens_as_ids=self.shared.tokens_as_ids,
+            return_token_ids=self.shared.return_token_ids,
+        )
+
+    def new_output(self, prompt: Prompt, pieces: TokenPieces) -> ChatOutput:
+        if self.options is None:
+            raise ValueError("the model is not known yet")
+        return ChatOutput(self.options, prompt, pieces)
+
+    def answer_fields(self, prompts: Sequence[Prompt]) -> Json:
+        return {"prompt_token_ids": list(prompts[0].token_ids or ())} if self.shared.return_token_ids else {}
 
 
-def parse_message(index: int, message: object) -> dict[str, str]:
-    """Role and text of a message. Raises InvalidArgument, naming the field of the message."""
-    fields: Json = message if isinstance(message, dict) else {}
-    for name in UNSUPPORTED_MESSAGE_FIELDS:
-        if fields.get(name) is not None:
-            check_asks_for_nothing(f"messages[{index}].{name}", fields[name], NOTHING)
-    role, content = fields.get("role"), text_of(fields.get("content"))
-    if not isinstance(role, str):
-        raise InvalidArgument.field(f"messages[{index}].role", "must be text")
-    if content is None:
-        raise InvalidArgument.field(f"messages[{index}].content", "must be text")
-    return {"role": role, "content": content}
+def parse_chat(data: bytes) -> ChatRequest:
+    """The request of a body. Raises InvalidArgument, naming the field that is wrong or not supported."""
+    fields = parse_object(data)
+    refuse(fields, UNSUPPORTED_IN_CHAT)
+    shared = parse_shared(fields)
+    if shared.add_special_tokens is not None:  # beside those that the chat template writes
+        check_asks_for_nothing("add_special_tokens", fields["add_special_tokens"], (False,))
+    if "best_of" in fields and fields["best_of"] != shared.outputs:
+        raise InvalidArgument.field("best_of", "must be n: all outputs are told")
+    tells_logprobs = parse_truth_of(fields, "logprobs", False)
+    top_logprobs = parse_count("top_logprobs", fields.get("top_logprobs", 0), MAX_TOP_LOGPROBS)
+    if top_logprobs and not tells_logprobs:
+        raise InvalidArgument.field("top_logprobs", "needs logprobs")
+    shared.generate.logprobs, shared.generate.top_logprobs = tells_logprobs, top_logprobs
+    tools = parse_tools(fields)
+    return ChatRequest(
+        shared=shared,
+        messages=parse_messages(fields, tools),
+        tools=tools,
+        tells_logprobs=tells_logprobs,
+    )
 
 
-def text_of(content: object) -> str | None:
-    """The text of a message's content, which may be in parts; None if any part is something else."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return None
-    texts: list[str] = []
-    for part in content:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            return None
-        texts.append(text)
-    return "".join(texts)
+def parse_messages(fields: Mapping[str, Any], tools: ChatTools) -> ChatMessages:
+    """The messages, and how they are written. Raises InvalidArgument, naming the field."""
+    given = fields.get("messages")
+    if not isinstance(given, list):
+        raise InvalidArgument.field("messages", "must be a list of messages")
+    check_entries(ChatMessages(), "messages", given, "messages")
+    messages = ChatMessages()
+    parsed = [parse_message(index, message) for index, message in enumerate(given)]
+    set_field(messages, "messages", parsed, "messages")
+    messages.tools.extend(tools.in_prompt)
+    messages.continue_final_message = parse_truth_of(fields, "continue_final_message", False)
+    opens_answer = parse_truth_of(fields, "add_generation_prompt", not messages.continue_final_message)
+    messages.add_generation_prompt = opens_answer
+    arguments = parse_template_arguments(fields)
+    if arguments:
+        messages.template_arguments = json_text(arguments)
+    return messages
+
+
+def parse_template_arguments(fields: Mapping[str, Any]) -> Json:
+    """Further variables of the template: `chat_template_kwargs`, and the effort of thinking.
+
+    Templates of this kind know `enable_thinking`, or `reasoning_effort`.
+    """
+    given = fields.get("chat_template_kwargs", {})
+    if not isinstance(given, dict):
+        raise InvalidArgument.field("chat_template_kwargs", "must be an object")
+    try:
+        json.dumps(given)
+    except RecursionError as error:
+        message = "has too many objects and lists inside each other"
+        raise InvalidArgument.field("chat_template_kwargs", message) from error
+    effort = fields.get("reasoning_effort")
+    if effort is None:
+        return given
+    if effort not in REASONING_EFFORTS:
+        raise InvalidArgument.field("reasoning_effort", "must be one of " + ", ".join(REASONING_EFFORTS))
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none", **given}

@@ -1,9 +1,10 @@
-"""Errors of the gRPC server in the names that the OpenAI API has for its fields."""
+"""Errors of the services in the names that the OpenAI API has for its fields."""
 
 import re
 from collections.abc import Mapping
 
 from jaxctx.errors import FieldViolation, JaxctxError
+from jaxctx_server.http.field_names import request_name
 
 PROMPT_FIELD = re.compile(r"(text|tokens)\b")
 
@@ -18,6 +19,8 @@ def with_openai_names(error: JaxctxError, field_names: Mapping[str, str]) -> Jax
             for violation in error.violations
         )
         error.message = "; ".join(f"{violation.field}: {violation.description}" for violation in error.violations)
+    elif error.reason == "MODEL_NOT_FOUND":
+        error.violations = (FieldViolation("model", "is not a model of this server"),)
     return error
 
 
@@ -25,5 +28,6 @@ def openai_name(path: str, field_names: Mapping[str, str]) -> str:
     """The name in this API of a field of the contract."""
     if PROMPT_FIELD.match(path):
         return "prompt"
-    path = path.removeprefix("sampling.").removeprefix("messages.")
-    return field_names.get(path, path)
+    if path.startswith("output_format"):
+        return field_names.get("output_format", path)
+    return request_name(path, field_names)

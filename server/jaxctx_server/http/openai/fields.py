@@ -33,10 +33,28 @@ SAMPLING_FIELDS = (
 )
 """Fields of SamplingParams, which have the same names in this API."""
 
-OTHER_FIELDS = ("prompt", "messages", "stop", "stream", "stream_options", "best_of", "add_special_tokens")
-"""Fields that are read one by one."""
+FORMAT_FIELDS = (
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("guided_json_object", "regex", "json_schema"),
+)
+"""Fields that say what an output may look like: one of them at most."""
 
-IGNORED_FIELDS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "request_id")
+SHARED_FIELDS = (
+    *("stop", "stream", "stream_options", "priority", "skip_special_tokens", "add_special_tokens"),
+    *("logprobs", "return_token_ids", "return_tokens_as_token_ids", *FORMAT_FIELDS),
+)
+"""Fields of both APIs that are read one by one."""
+
+COMPLETION_FIELDS = ("prompt", "echo", "best_of")
+"""Fields that only completions have."""
+
+CHAT_FIELDS = (
+    *("messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort"),
+    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
+)
+"""Fields that only chat has."""
+
+IGNORED_FIELDS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "request_id")
 """Fields that say who asks, or help a cache; no answer depends on them."""
 
 NOTHING: tuple[Any, ...] = (False, "", [], {})
@@ -44,48 +62,60 @@ NOTHING: tuple[Any, ...] = (False, "", [], {})
 
 UNSUPPORTED_WITH_ANY_VALUE = (
     # completions and chat
-    *("echo", "suffix", "logprobs", "prompt_logprobs", "functions", "tools"),
-    *("audio", "prediction", "web_search_options", "structured_outputs"),
+    *("suffix", "prompt_logprobs", "functions", "audio", "prediction", "web_search_options"),
     # responses
     *("store", "background", "include", "input", "instructions", "conversation"),
     *("previous_response_id", "reasoning", "text", "max_output_tokens", "max_tool_calls"),
     *("prompt_template", "context_management", "moderation", "session_id", "context_id"),
     # other servers: structured output and sampling
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"),
+    *("ebnf", "structural_tag", "guided_decoding_backend", "guided_whitespace_pattern"),
     *("allowed_token_ids", "bad_words", "use_beam_search", "truncate_prompt_tokens"),
-    *("stop_regex", "json_schema", "no_stop_trim", "min_new_tokens", "max_new_tokens"),
+    *("stop_regex", "no_stop_trim", "min_new_tokens", "max_new_tokens"),
     # other servers: templates, inputs and outputs of other kinds
-    *("chat_template", "chat_template_kwargs", "continue_final_message", "documents"),
-    *("prompt_embeds", "logits_processors", "return_token_ids", "return_tokens_as_token_ids"),
+    *("chat_template", "documents", "prompt_embeds", "logits_processors"),
     *("kv_transfer_params", "lora_path", "session_params", "return_hidden_states"),
 )
 
 UNSUPPORTED_FIELDS: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(UNSUPPORTED_WITH_ANY_VALUE, NOTHING),
     "function_call": (*NOTHING, "none", "auto"),
-    "tool_choice": (*NOTHING, "none", "auto"),
-    "add_generation_prompt": (True,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "service_tier": ("auto", "default"),
     "truncation": ("disabled",),
     "length_penalty": (1, 1.0),
     "typical_p": (1, 1.0),
-    "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "prompt_cache_retention": ("in_memory", "in-memory"),
-    "top_logprobs": (*NOTHING, 0),
-    "priority": (*NOTHING, 0),  # other servers serve the lowest first, this one the highest
-    "response_format": (*NOTHING, {"type": "text"}),
     "modalities": (*NOTHING, ["text"]),
 }
 """Fields that are refused, and the values with which each asks for nothing."""
 
-UNSUPPORTED_MESSAGE_FIELDS = (
-    *("name", "tool_calls", "tool_call_id", "function_call", "audio", "reasoning_content", "prefix"),
-)
-UNSUPPORTED_STREAM_OPTIONS = ("include_obfuscation", "continuous_usage_stats")
+UNSUPPORTED_IN_COMPLETIONS: Mapping[str, Collection[Any]] = {
+    "tools": NOTHING,
+    "tool_choice": (*NOTHING, "none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "top_logprobs": (*NOTHING, 0),
+    "reasoning_effort": ("none",),
+    "chat_template_kwargs": NOTHING,
+    "add_generation_prompt": (True,),
+    "continue_final_message": NOTHING,
+}
+"""Fields of chat, and the values with which they ask completions for nothing. `messages` is left unread."""
+
+UNSUPPORTED_IN_CHAT: Mapping[str, Collection[Any]] = {"echo": NOTHING}
+"""Fields of completions, and the values with which they ask chat for nothing. `prompt` is left unread."""
+
+UNSUPPORTED_STREAM_OPTIONS = ("include_obfuscation",)
 
 KNOWN_FIELDS = frozenset(
-    {*CREATE_FIELDS, *GENERATE_FIELDS, *SAMPLING_FIELDS, *OTHER_FIELDS, *UNSUPPORTED_FIELDS, *IGNORED_FIELDS}
+    {
+        *CREATE_FIELDS,
+        *GENERATE_FIELDS,
+        *SAMPLING_FIELDS,
+        *SHARED_FIELDS,
+        *COMPLETION_FIELDS,
+        *CHAT_FIELDS,
+        *UNSUPPORTED_FIELDS,
+        *IGNORED_FIELDS,
+    }
 )

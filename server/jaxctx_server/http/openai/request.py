@@ -6,13 +6,13 @@ its bounds is for the gRPC server to say.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.v1.context_service_pb2 import CreateContextRequest, FillRequest, GenerateRequest
+from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
 from jaxctx.v1.rules_pb2 import rule
 from jaxctx_server.http.openai.fields import (
     CREATE_FIELDS,
@@ -23,69 +23,77 @@ from jaxctx_server.http.openai.fields import (
     UNSUPPORTED_FIELDS,
     UNSUPPORTED_STREAM_OPTIONS,
 )
+from jaxctx_server.http.openai.output_format import parse_output_format
 from jaxctx_server.http.request_body import PARSE_ERRORS, parse_json
 
 MAX_VALUES = 1 << 20  # of a body: the token ids of a prompt
 MAX_PARTS = 1 << 16  # of a body: its texts, names, lists and objects
+MAX_PRIORITY = 100
+MAX_TOP_LOGPROBS = 20
 
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """A request as the calls that it needs, in their order; the id of the context is not set yet."""
+class StreamOptions:
+    """Whether and how an answer comes in parts."""
+
+    stream: bool
+    include_usage: bool  # at the end
+    continuous_usage: bool  # in every chunk, as far as it is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedOptions:
+    """What requests of both APIs ask for."""
 
     create: CreateContextRequest
-    fill: FillRequest
     generate: GenerateRequest
-    stream: bool
-    include_usage: bool  # at the end of a stream
+    is_prefill_only: bool  # no output: `generate.max_tokens` is 1, and nothing is generated
+    streaming: StreamOptions
+    return_token_ids: bool
+    tokens_as_ids: bool  # log probabilities name tokens as "token_id:5"
+    add_special_tokens: bool | None  # None: as the API does
     field_names: Mapping[str, str]  # the names that the request used, by the names of the contract
     unknown_fields: tuple[str, ...]
 
-
-class ApiForm(Protocol):
-    """One of the two APIs: what its requests ask to fill, and the form of its answers."""
-
-    object_name: str
-    chunk_object_name: str
-    id_prefix: str
-    adds_special_tokens: bool
-
-    def fill_prompt(self, fields: Json, fill: FillRequest) -> None:
-        """Set the text, token ids or messages of a request. Raises InvalidArgument, naming the field."""
-
-    def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        """A whole output."""
-
-    def chunk_choice(self, index: int, text: str, finish_reason: str | None, *, is_first: bool) -> dict[str, Any]:
-        """A part of an output; `is_first` for the first part of this output."""
+    @property
+    def outputs(self) -> int:
+        """How many outputs each prompt gets."""
+        return max(self.generate.n, 1)
 
 
-def parse_request(form: ApiForm, data: bytes) -> CompletionRequest:
-    """The request of a body. Raises InvalidArgument, naming the field that is wrong or not supported."""
-    fields = parse_object(data)
-    refuse_unsupported(form, fields)
-    if "best_of" in fields and fields["best_of"] != fields.get("n", 1):
-        raise InvalidArgument.field("best_of", "must be n: all outputs are told")
-    create, fill, generate = CreateContextRequest(), FillRequest(), GenerateRequest()
-    stream = parse_truth("stream", fields.get("stream", False))
-    include_usage = parse_include_usage(fields)
+def parse_shared(fields: Json) -> SharedOptions:
+    """What both APIs have. Raises InvalidArgument, naming the field that is wrong or not supported."""
+    refuse(fields, UNSUPPORTED_FIELDS)
+    create, generate = CreateContextRequest(), GenerateRequest()
+    streaming = parse_stream_options(fields)
     for name, contract_name in CREATE_FIELDS.items():
         if name in fields:
             set_field(create, contract_name, fields[name], name)
+    if "priority" in fields:
+        create.priority = parse_priority(fields["priority"])
     for name, contract_name in GENERATE_FIELDS.items():
         if name in fields:
             set_field(generate, contract_name, fields[name], name)
+    is_prefill_only = generate.HasField("max_tokens") and generate.max_tokens == 0
+    if is_prefill_only:
+        generate.max_tokens = 1  # so that the other options are checked all the same
     set_sampling(fields, generate)
-    form.fill_prompt(fields, fill)
-    return CompletionRequest(
+    output_format, format_name = parse_output_format(fields)
+    if output_format is not None:
+        generate.output_format.CopyFrom(output_format)
+    generate.include_special_tokens = not parse_truth_of(fields, "skip_special_tokens", True)
+    special = fields.get("add_special_tokens")
+    return SharedOptions(
         create=create,
-        fill=fill,
         generate=generate,
-        stream=stream,
-        include_usage=include_usage,
-        field_names=used_names(fields),
+        is_prefill_only=is_prefill_only,
+        streaming=streaming,
+        return_token_ids=parse_truth_of(fields, "return_token_ids", False),
+        tokens_as_ids=parse_truth_of(fields, "return_tokens_as_token_ids", False),
+        add_special_tokens=None if special is None else parse_truth("add_special_tokens", special),
+        field_names={**used_names(fields), "output_format": format_name},
         unknown_fields=tuple(name for name in fields if name not in KNOWN_FIELDS),
     )
 
@@ -101,13 +109,11 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def refuse_unsupported(form: ApiForm, fields: Json) -> None:
+def refuse(fields: Json, unsupported: Mapping[str, Collection[Any]]) -> None:
     """Raise InvalidArgument for a field that asks for something that is not supported."""
-    for name, values_for_nothing in UNSUPPORTED_FIELDS.items():
+    for name, values_for_nothing in unsupported.items():
         if name in fields:
             check_asks_for_nothing(name, fields[name], values_for_nothing)
-    if "add_special_tokens" in fields:
-        check_asks_for_nothing("add_special_tokens", fields["add_special_tokens"], (form.adds_special_tokens,))
 
 
 def check_asks_for_nothing(name: str, value: object, values_for_nothing: Collection[Any]) -> None:
@@ -118,15 +124,40 @@ def check_asks_for_nothing(name: str, value: object, values_for_nothing: Collect
     raise InvalidArgument.field(name, "is not supported here")
 
 
-def parse_include_usage(fields: Json) -> bool:
-    """Whether a stream is to end with its usage."""
+def parse_stream_options(fields: Json) -> StreamOptions:
+    """Whether and how the answer is to come in parts."""
+    stream = parse_truth_of(fields, "stream", False)
     options = fields.get("stream_options", {})
     if not isinstance(options, dict):
         raise InvalidArgument.field("stream_options", "must be an object")
     for name in UNSUPPORTED_STREAM_OPTIONS:
         if options.get(name) is not None:
             check_asks_for_nothing(f"stream_options.{name}", options[name], NOTHING)
-    return parse_truth("stream_options.include_usage", options.get("include_usage", False))
+    chosen = {}
+    for name in ("include_usage", "continuous_usage_stats"):
+        value = options.get(name)
+        chosen[name] = False if value is None else parse_truth(f"stream_options.{name}", value)
+    include_usage = chosen["include_usage"]
+    return StreamOptions(stream, include_usage, include_usage and chosen["continuous_usage_stats"])
+
+
+def parse_priority(value: object) -> int:
+    """The priority of contexts. In this API the lowest number goes first, as vLLM has it; there the highest."""
+    if type(value) is not int or not -MAX_PRIORITY <= value <= MAX_PRIORITY:
+        raise InvalidArgument.field("priority", f"must be a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}")
+    return -value
+
+
+def parse_truth_of(fields: Json, name: str, default: bool) -> bool:
+    """A field that must be true or false if it is there."""
+    return parse_truth(name, fields[name]) if name in fields else default
+
+
+def parse_count(name: str, value: object, most: int) -> int:
+    """A value that must be a whole number from 0 to `most`."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise InvalidArgument.field(name, f"must be a whole number from 0 to {most}")
+    return value
 
 
 def parse_truth(name: str, value: object) -> bool:
@@ -152,7 +183,7 @@ def set_sampling(fields: Json, generate: GenerateRequest) -> None:
 
 def used_names(fields: Json) -> dict[str, str]:
     """The names that a request used for fields with another name in the contract, by the names of the contract."""
-    names = {}
+    names = {"template_arguments": "chat_template_kwargs"}
     for name, contract_name in {**CREATE_FIELDS, **GENERATE_FIELDS}.items():
         if name in fields:
             names[contract_name] = name

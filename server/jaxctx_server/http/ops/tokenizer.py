@@ -22,7 +22,7 @@ from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.errors import JSON_MEDIA_TYPE, json_text
 from jaxctx_server.http.field_names import renamed
-from jaxctx_server.http.openai.chat import parse_message
+from jaxctx_server.http.openai.chat_messages import parse_message
 from jaxctx_server.http.openai.request import (
     Json,
     check_asks_for_nothing,

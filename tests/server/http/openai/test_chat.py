@@ -37,9 +37,10 @@ async def test_a_chat(api: openai.AsyncOpenAI, client: jaxctx.aio.Client) -> Non
         ([{"role": "", "content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": "x"}, {"role": 1, "content": "x"}], "messages[1].role"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
-        ([{"role": "user", "content": "x", "name": "alice"}], "messages[0].name"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
-        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
+        ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
+        ([{"role": "user", "content": "x", "name": "x" * 257}], "messages[0].name"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
+        ([{"role": "tool", "content": "x", "tool_call_id": 1}], "messages[0].tool_call_id"),
         ([{"role": "user", "content": "x"}] * 1025, "messages"),
     ],
 )

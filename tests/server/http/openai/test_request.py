@@ -10,8 +10,8 @@ import pytest
 
 import jaxctx
 from jaxctx.v1.context_service_pb2 import GenerateRequest
-from jaxctx_server.http.openai.completions import CompletionsForm
-from jaxctx_server.http.openai.request import parse_request
+from jaxctx_server.http.openai.completions import parse_completion
+from jaxctx_server.http.openai.request import StreamOptions
 from tests.server.http.client import HttpClient
 from tests.server.http.openai.harness import GREEDY, completed_alone, no_context_left
 
@@ -21,14 +21,23 @@ def test_every_field_arrives() -> None:
     sampling |= {"top_k": 40, "min_p": 0.25, "repetition_penalty": 1.5}
     generation = {"n": 2, "max_tokens": 30, "min_tokens": 20, "stop_token_ids": [300, 301], "ignore_eos": True}
     told = {**sampling, **generation, "logit_bias": {"65": 5}, "stop": ["a", "b"], "include_stop_str_in_output": True}
-    told |= {"model": "m", "cache_salt": "s", "stream": True, "stream_options": {"include_usage": True}, "prompt": "x"}
+    told |= {
+        "model": "m",
+        "cache_salt": "s",
+        "priority": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "prompt": "x",
+    }
     for first in (told, {**told, "max_tokens": 7, "max_completion_tokens": 30}):
-        asked = parse_request(CompletionsForm(), json.dumps(first).encode())
-        assert asked.generate == GenerateRequest(
+        asked = parse_completion(json.dumps(first).encode())
+        shared = asked.shared
+        assert shared.generate == GenerateRequest(
             sampling={**sampling, "logit_bias": {65: 5.0}}, **generation, stop=["a", "b"], include_stop=True
         )
-        assert (asked.create.model_id, asked.create.salt, asked.fill.text) == ("m", "s", "x")
-        assert (asked.stream, asked.include_usage) == (True, True)
+        assert (shared.create.model_id, shared.create.salt, shared.create.priority) == ("m", "s", -3)
+        assert [fill.text for fill in asked.fills] == ["x"]
+        assert shared.streaming == StreamOptions(stream=True, include_usage=True, continuous_usage=False)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +47,9 @@ def test_every_field_arrives() -> None:
         ({"temperature": "warm"}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
         ({"logit_bias": {"5": 10**400}}, "logit_bias"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0, "temperature": 300}, "temperature"),
+        ({"max_tokens": 0, "n": 129}, "n"),
         ({"max_tokens": 2, "max_completion_tokens": -1}, "max_completion_tokens"),
         ({"max_tokens": 2.5}, "max_tokens"),
         ({"n": 129}, "n"),
@@ -51,25 +61,42 @@ def test_every_field_arrives() -> None:
         ({"prompt": ""}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": ["two", "texts"]}, "prompt"),
+        ({"prompt": ["x", ""]}, "prompt"),
+        ({"prompt": ["x", 5]}, "prompt"),
+        ({"prompt": ["x", {}]}, "prompt[1]"),
+        ({"prompt": [[65], [1, "x"]]}, "prompt[1]"),
+        ({"prompt": [[65], [1, 2**31]]}, "prompt[1]"),
+        ({"prompt": ["x"] * 1025}, "prompt"),
+        ({"prompt": ["x"] * 1024, "n": 3}, "n"),
+        ({"prompt": "~" * 2000, "echo": True, "logprobs": 1}, "prompt"),
         ({"prompt": [1, 512]}, "prompt"),
         ({"prompt": [1, "x"]}, "prompt"),
         ({"prompt": [1, 2**31]}, "prompt"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"guided_json": 5}, "guided_json"),
+        ({"guided_json": {"type": "nonsense"}}, "guided_json"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"structured_outputs": {"tag": 1}}, "structured_outputs.tag"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"prompt": "\ud800"}, "prompt"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": True}, "stream_options"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"echo": True}, "echo"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"best_of": 2}, "best_of"),
+        ({"stream_options": {"continuous_usage_stats": 1}}, "stream_options.continuous_usage_stats"),
+        ({"echo": "yes"}, "echo"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": "all"}, "logprobs"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"ebnf": "x"}, "ebnf"),
         ({"suffix": "end"}, "suffix"),
-        ({"priority": 1}, "priority"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
-            "response_format",
-        ),
+        ({"priority": 101}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
@@ -85,8 +112,9 @@ def test_every_field_arrives() -> None:
         ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"top_logprobs": 5}, "top_logprobs"),
-        ({"skip_special_tokens": False}, "skip_special_tokens"),
-        ({"add_special_tokens": False}, "add_special_tokens"),
+        ({"skip_special_tokens": 1}, "skip_special_tokens"),
+        ({"add_special_tokens": "no"}, "add_special_tokens"),
+        ({"return_token_ids": 1}, "return_token_ids"),
         ({"length_penalty": 2}, "length_penalty"),
         ({"session_id": "x"}, "session_id"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),

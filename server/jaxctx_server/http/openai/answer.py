@@ -1,0 +1,218 @@
+"""The answer to a request of the OpenAI API, whole or as server-sent events."""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+
+from jaxctx.errors import InvalidArgument, JaxctxError
+from jaxctx.v1.context_service_pb2 import GenerateRequest
+from jaxctx.v1.model_service_pb2 import GetModelRequest, Model
+from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.endpoint import EventStream
+from jaxctx_server.http.errors import JSON_MEDIA_TYPE, json_text
+from jaxctx_server.http.events import DONE
+from jaxctx_server.http.generation import Generation
+from jaxctx_server.http.openai.errors import with_openai_names
+from jaxctx_server.http.openai.outputs import (
+    Output,
+    Prompt,
+    PromptPart,
+    TextRequest,
+    make_generation,
+    run_prompts,
+)
+from jaxctx_server.http.openai.usage import usage_json
+from jaxctx_server.http.token_pieces import TokenPieces, tokens_of
+
+Json = dict[str, Any]
+MAX_OUTPUTS = 2048  # of all prompts of a request
+MAX_INLINE_OUTPUTS = 16  # of an answer that is written on the event loop
+MAX_INLINE_TOKENS = 64  # with their log probabilities, of a part that is written on the event loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An answer that is being made."""
+
+    request: TextRequest
+    answer_id: str
+    created: int  # seconds since 1970
+    model: Model
+    pieces: TokenPieces
+    prompts: Sequence[Prompt]
+    generations: Sequence[Generation]  # of each prompt
+    outputs: Sequence[Output]  # all of the first prompt, then those of the next one
+    loaded_prompts: set[int] = field(default_factory=set)  # whose tokens were asked for
+
+    @property
+    def outputs_per_prompt(self) -> int:
+        """How many outputs each prompt gets."""
+        return self.request.shared.outputs
+
+    def header(self, object_name: str) -> Json:
+        """The first fields of the answer and of all of its chunks."""
+        return {
+            "id": self.answer_id,
+            "object": object_name,
+            "created": self.created,
+            "model": self.model.model_id,
+            "system_fingerprint": fingerprint(self.model),
+        }
+
+    def usage(self) -> Json:
+        """What it has cost so far."""
+        thoughts = sum(output.reasoning_tokens for output in self.outputs)
+        return usage_json((generation.usage for generation in self.generations), thoughts)
+
+    def place_of(self, each: PromptPart) -> int:
+        """The place in `outputs` of the output that a part belongs to."""
+        return each.prompt * self.outputs_per_prompt + each.part.index
+
+    async def load_pieces(self, each: PromptPart) -> None:
+        """Ask for the tokens that a part names, and those of its prompt with them."""
+        await self.pieces.load(tokens_of(each.part.logprobs))
+        scoring = self.prompts[each.prompt].scoring
+        if scoring is not None and each.prompt not in self.loaded_prompts:
+            self.loaded_prompts.add(each.prompt)
+            await self.pieces.load(await asyncio.to_thread(tokens_of, scoring.logprobs))
+
+    def is_large(self, each: PromptPart) -> bool:
+        """Whether writing a part takes so long that a thread does it: it may have the tokens of its prompt."""
+        scoring = self.prompts[each.prompt].scoring
+        return scoring is not None and len(scoring.logprobs) > MAX_INLINE_TOKENS
+
+    def parts(self, call: HttpCall) -> AsyncGenerator[PromptPart, None]:
+        """The parts of all outputs. To be closed as soon as it is no longer read."""
+        return run_prompts(call, self.generations, self.outputs_per_prompt)
+
+
+def fingerprint(model: Model) -> str:
+    """What a client can tell by that with the same seed the same answer comes."""
+    return "fp_" + hashlib.sha256(model.model_revision.encode()).hexdigest()[:10]
+
+
+async def answer(call: HttpCall, request: TextRequest) -> Response:
+    """All outputs of a request, or a stream of their parts. Raises JaxctxError."""
+    call.frontend.log_unknown_fields(request.shared.unknown_fields)
+    try:
+        made = await begin_answer(call, request)
+        if request.shared.streaming.stream:
+            return EventStream(stream_events(call, made))
+        await collect_outputs(call, made)
+    except JaxctxError as error:
+        raise with_openai_names(error, request.shared.field_names) from None
+    if len(made.outputs) <= MAX_INLINE_OUTPUTS and not request.names_tokens:
+        return whole_answer(made)
+    return await asyncio.to_thread(whole_answer, made)
+
+
+async def begin_answer(call: HttpCall, request: TextRequest) -> Answer:
+    """Find out all that is needed before anything is computed. Raises JaxctxError."""
+    shared = request.shared
+    asked = GetModelRequest(model_id=shared.create.model_id)
+    model = (await call.unary(call.services.models.get_model, asked)).model
+    prompts = await request.prompts(call, model)
+    await check_options(call, shared.generate, len(prompts))
+    pieces = TokenPieces(call, model.model_id, model.model_revision)
+    for prompt in prompts:
+        if prompt.scoring is not None:
+            await pieces.load(prompt.token_ids or ())
+    return Answer(
+        request=request,
+        answer_id=request.form.id_prefix + secrets.token_hex(12),
+        created=int(time.time()),
+        model=model,
+        pieces=pieces,
+        prompts=prompts,
+        generations=[make_generation(shared, prompt) for prompt in prompts],
+        outputs=[request.new_output(prompt, pieces) for prompt in prompts for _ in range(shared.outputs)],
+    )
+
+
+async def check_options(call: HttpCall, generate: GenerateRequest, prompts: int) -> None:
+    """Raise InvalidArgument for options that are not valid, before a context is created for them."""
+    checked = GenerateRequest(context_id="unused")
+    checked.MergeFrom(generate)
+    await call.check(checked)
+    if prompts * max(generate.n, 1) > MAX_OUTPUTS:
+        raise InvalidArgument.field("n", f"must ask for up to {MAX_OUTPUTS} outputs, of all prompts together")
+
+
+async def collect_outputs(call: HttpCall, made: Answer) -> None:
+    """Read all outputs to their ends."""
+    async with aclosing(made.parts(call)) as parts:
+        async for each in parts:
+            output = made.outputs[made.place_of(each)]
+            if made.request.names_tokens:
+                await made.load_pieces(each)
+            if made.is_large(each):
+                await asyncio.to_thread(output.add, each.part)
+            else:
+                output.add(each.part)
+
+
+def whole_answer(made: Answer) -> Response:
+    """The response with all outputs, or with the most likely ones of each prompt."""
+    request, count = made.request, made.outputs_per_prompt
+    told: list[Output] = []
+    for start in range(0, len(made.outputs), count):
+        outputs = made.outputs[start : start + count]
+        told += outputs if request.chosen is None else most_likely(outputs, request.chosen)
+    body = {
+        **made.header(request.form.object_name),
+        "choices": [output.choice(index) for index, output in enumerate(told)],
+        "usage": made.usage(),
+        **request.answer_fields(made.prompts),
+    }
+    return Response(json_text(body), media_type=JSON_MEDIA_TYPE)
+
+
+def most_likely(outputs: Sequence[Output], count: int) -> list[Output]:
+    """The outputs with the highest mean log probability of a token, the best one first."""
+    return sorted(outputs, key=lambda output: output.mean_logprob(), reverse=True)[:count]
+
+
+async def stream_events(call: HttpCall, made: Answer) -> AsyncGenerator[str, None]:
+    """The parts of all outputs as server-sent events. The last one is `[DONE]`. Raises JaxctxError.
+
+    What all chunks have in common is written once.
+    """
+    options = made.request.shared.streaming
+    names_tokens = made.request.names_tokens
+    prefix = "data: " + json_text(made.header(made.request.form.chunk_object_name))[:-1] + ',"choices":['
+    no_usage_yet = ',"usage":null' if options.include_usage else ""
+    extra = fields_of_first_chunk(made)
+    try:
+        async with aclosing(made.parts(call)) as parts:
+            async for each in parts:
+                place = made.place_of(each)
+                output = made.outputs[place]
+                if names_tokens:
+                    await made.load_pieces(each)
+                if made.is_large(each):
+                    choices = await asyncio.to_thread(output.chunks, each.part, place)
+                else:
+                    choices = output.chunks(each.part, place)
+                if not choices:
+                    continue
+                usage = f',"usage":{json_text(made.usage())}' if options.continuous_usage else no_usage_yet
+                yield "".join([f"{prefix}{choice}]{usage}{extra}}}\n\n" for choice in choices])
+                extra = ""
+    except JaxctxError as error:
+        raise with_openai_names(error, made.request.shared.field_names) from None
+    if options.include_usage:
+        yield f'{prefix}],"usage":{json_text(made.usage())}}}\n\n'
+    yield DONE
+
+
+def fields_of_first_chunk(made: Answer) -> str:
+    """The JSON of further fields of the first chunk, behind its other fields."""
+    fields = made.request.answer_fields(made.prompts)
+    return "," + json_text(fields)[1:-1] if fields else ""

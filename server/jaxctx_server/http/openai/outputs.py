@@ -1,0 +1,166 @@
+"""The prompts of a request and their outputs, while they come."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxctx.v1.context_service_pb2 import FillRequest, GenerateResponse
+from jaxctx.v1.generation_pb2 import FinishReason
+from jaxctx.v1.model_service_pb2 import Model
+from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.generation import Generation, PromptScoring, run
+from jaxctx_server.http.openai.request import SharedOptions
+from jaxctx_server.http.token_pieces import TokenPieces
+
+Json = dict[str, Any]
+MAX_RUNNING_OUTPUTS = 16  # of one request at once, for several prompts
+MAX_WAITING_PARTS = 64  # of all outputs, until they are read
+FINISH_REASONS: dict[int, str] = {
+    FinishReason.FINISH_REASON_STOP: "stop",
+    FinishReason.FINISH_REASON_LENGTH: "length",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt of a request."""
+
+    fill: FillRequest
+    text: str = ""  # that outputs begin with, if the prompt is echoed
+    token_ids: Sequence[int] | None = None  # if they are known
+    scoring: PromptScoring | None = None  # if the log probabilities of its tokens are told
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What answers of one API are called."""
+
+    object_name: str
+    chunk_object_name: str
+    id_prefix: str
+
+
+class Output(Protocol):
+    """One output of a request, in the form of one API. Its parts are either all added, or all told as chunks."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of thoughts so far."""
+
+    def add(self, part: GenerateResponse) -> None:
+        """Take the next part of an output that is told as a whole."""
+
+    def choice(self, index: int) -> Json:
+        """The whole output, as the choice of this index."""
+
+    def chunks(self, part: GenerateResponse, index: int) -> list[str]:
+        """The JSON of the choices of chunks, for the next part of an output that is told in parts."""
+
+    def mean_logprob(self) -> float:
+        """The mean log probability of its tokens."""
+
+
+class TextRequest(Protocol):
+    """A request of one of the two APIs."""
+
+    @property
+    def shared(self) -> SharedOptions:
+        """What both APIs have."""
+
+    @property
+    def form(self) -> AnswerForm:
+        """What the answer is called."""
+
+    @property
+    def chosen(self) -> int | None:
+        """How many of the outputs of each prompt are told, the most likely ones. None: all, in their order."""
+
+    @property
+    def names_tokens(self) -> bool:
+        """Whether the answer names tokens, for which their pieces are needed."""
+
+    async def prompts(self, call: HttpCall, model: Model) -> Sequence[Prompt]:
+        """The prompts. Raises JaxctxError."""
+
+    def new_output(self, prompt: Prompt, pieces: TokenPieces) -> Output:
+        """An output of a prompt."""
+
+    def answer_fields(self, prompts: Sequence[Prompt]) -> Json:
+        """Further fields of a whole answer."""
+
+
+def make_generation(shared: SharedOptions, prompt: Prompt) -> Generation:
+    """The calls for one prompt, with messages of their own."""
+    create, generate = type(shared.create)(), type(shared.generate)()
+    create.CopyFrom(shared.create)
+    generate.CopyFrom(shared.generate)
+    return Generation(
+        create=create,
+        fill=prompt.fill,
+        generate=None if shared.is_prefill_only else generate,
+        scoring=prompt.scoring,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """A part of an output, and of which prompt."""
+
+    prompt: int  # from 0
+    part: GenerateResponse
+
+
+async def run_prompt(call: HttpCall, generation: Generation, outputs: int) -> AsyncGenerator[GenerateResponse, None]:
+    """The parts of all outputs of one prompt. Without a generation, each output is one empty part."""
+    async with aclosing(run(call, generation)) as parts:
+        async for part in parts:
+            yield part
+    if generation.generate is None:
+        for index in range(outputs):
+            yield GenerateResponse(index=index, finish=FinishReason.FINISH_REASON_LENGTH)
+
+
+async def run_prompts(
+    call: HttpCall, generations: Sequence[Generation], outputs: int
+) -> AsyncGenerator[PromptPart, None]:
+    """The parts of all outputs of all prompts, several prompts at once. Each prompt has `outputs` outputs.
+
+    The first error ends all. To be closed as soon as it is no longer read.
+    """
+    if len(generations) == 1:
+        async with aclosing(run_prompt(call, generations[0], outputs)) as parts:
+            async for part in parts:
+                yield PromptPart(0, part)
+        return
+    waiting: asyncio.Queue[PromptPart | Exception | None] = asyncio.Queue(MAX_WAITING_PARTS)
+    places = iter(range(len(generations)))
+
+    async def work() -> None:
+        """Run one prompt after the other. Ends with an error or None."""
+        try:
+            for place in places:
+                async with aclosing(run_prompt(call, generations[place], outputs)) as parts:
+                    async for part in parts:
+                        await waiting.put(PromptPart(place, part))
+        except Exception as error:
+            await waiting.put(error)
+        else:
+            await waiting.put(None)
+
+    running = min(len(generations), max(MAX_RUNNING_OUTPUTS // outputs, 1))
+    workers = [asyncio.create_task(work()) for _ in range(running)]
+    try:
+        while running:
+            each = await waiting.get()
+            if isinstance(each, Exception):
+                raise each
+            if each is None:
+                running -= 1
+            else:
+                yield each
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
