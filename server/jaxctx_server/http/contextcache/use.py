@@ -32,7 +32,7 @@ from jaxctx_server.http.contextcache.stored_context import (
     save_context,
     ttl_message,
 )
-from jaxctx_server.http.generation import Generation, OpenedFrom, close_contexts
+from jaxctx_server.http.generation import Generation, OpenedFrom
 
 Json = dict[str, Any]
 
@@ -171,7 +171,10 @@ async def prompt_tokens(call: HttpCall, model: Model, fill: FillRequest) -> list
 async def saved_before_end(
     call: HttpCall, use: ContextUse, generation: Generation, parts: AsyncGenerator[GenerateResponse, None]
 ) -> AsyncGenerator[GenerateResponse, None]:
-    """The parts of the one output of a generation. The last one comes once the context is saved."""
+    """The parts of the one output of a generation. The last one comes once the context is saved.
+
+    The generation's contexts are left to the caller, as `run` leaves them.
+    """
     last: GenerateResponse | None = None
     try:
         async with aclosing(parts):
@@ -189,8 +192,6 @@ async def saved_before_end(
         if error.reason == "MODEL_MISMATCH":
             raise other_revision(use.session_id) from None
         raise
-    finally:
-        call.frontend.run_in_background(close_contexts(call, generation.context_ids))
 
 
 class UsingResponse(Response):

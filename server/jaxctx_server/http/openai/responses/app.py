@@ -3,6 +3,7 @@
 from starlette.routing import Route
 
 from jaxctx_server.http.endpoint import api_route
+from jaxctx_server.http.headers import CONTEXT_CACHE_HEADERS
 from jaxctx_server.http.openai.responses.conversations import (
     create_conversation,
     create_items,
@@ -33,7 +34,7 @@ RESPONSE, CONVERSATION = "/v1/responses/{response_id}", "/v1/conversations/{conv
 def response_routes() -> list[Route]:
     """All paths of responses and conversations."""
     return [
-        api_route("/v1/responses", create_response, ["POST"], method=GENERATE),
+        api_route("/v1/responses", create_response, ["POST"], method=GENERATE, headers=CONTEXT_CACHE_HEADERS),
         api_route("/v1/responses/input_tokens", count_input_tokens, ["POST"], method=APPLY_CHAT_TEMPLATE),
         api_route(RESPONSE, get_response, method=GET_SNAPSHOT),
         api_route(RESPONSE, delete_response, ["DELETE"], method=DELETE_SNAPSHOT),

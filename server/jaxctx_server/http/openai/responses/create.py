@@ -11,7 +11,7 @@ response says so in `prompt_cache_diagnostics`.
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -29,8 +29,10 @@ from jaxctx.model.text.tool_calls import (
 from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages
 from jaxctx.v1.context_service_pb2 import FillRequest, GenerateResponse
 from jaxctx.v1.generation_pb2 import FinishReason
+from jaxctx.v1.model_service_pb2 import GetModelRequest
 from jaxctx_server.http.call import HttpCall
-from jaxctx_server.http.chat_output import ChatFormats, ToolUse, chat_formats
+from jaxctx_server.http.chat_output import ChatFormats, ToolUse, formats_of
+from jaxctx_server.http.contextcache.use import ContextUse, UsingResponse, find_use, saved_before_end
 from jaxctx_server.http.endpoint import EventStream
 from jaxctx_server.http.events import typed_event
 from jaxctx_server.http.field_names import renamed
@@ -64,6 +66,7 @@ class ResponseRun:
     parser: OutputParser
     response_id: str
     created_at: int  # seconds since 1970
+    use: ContextUse | None = None  # of a kept context
     diagnostics: Json | None = None
     output: OutputBuilder = field(default_factory=OutputBuilder)
     finish: int = 0  # a FinishReason
@@ -81,7 +84,34 @@ async def create_response(call: HttpCall) -> Response:
     """POST /v1/responses."""
     request = await call.parse_body(parse_responses_request)
     call.frontend.log_unknown_fields(request.unknown_fields)
-    events = response_events(call, request)
+    use = await find_use(call, request.create.model_id)
+    if use is None:
+        return await respond(call, request, None)
+    try:
+        return UsingResponse(call, use, await respond(call, in_kept_context(request, use), use))
+    except BaseException:
+        use.release(call)
+        raise
+
+
+def in_kept_context(request: ResponsesRequest, use: ContextUse) -> ResponsesRequest:
+    """The same request, for a kept context: that is its state, so no response is stored beside it.
+
+    Raises InvalidArgument for a field that asks for another state, or for another beginning of the context.
+    """
+    if request.previous_response_id is not None or request.conversation_id is not None:
+        name = "conversation" if request.previous_response_id is None else "previous_response_id"
+        raise InvalidArgument.field(name, "must not be set together with a kept context")
+    if request.fields.get("store"):
+        raise InvalidArgument.field("store", "must be false: the kept context is the state of the response")
+    if use.appends and request.instructions is not None:
+        raise InvalidArgument.field("instructions", "must not be set with x-session-mode append: they come first")
+    return replace(request, store=False)
+
+
+async def respond(call: HttpCall, request: ResponsesRequest, use: ContextUse | None) -> Response:
+    """The response that uses a kept context, or none."""
+    events = response_events(call, request, use)
     if request.stream:
         return EventStream(numbered(events))
     last: Json = {}
@@ -100,18 +130,20 @@ async def numbered(events: AsyncGenerator[Json, None]) -> AsyncGenerator[str, No
             number += 1
 
 
-async def response_events(call: HttpCall, request: ResponsesRequest) -> AsyncGenerator[Json, None]:
+async def response_events(
+    call: HttpCall, request: ResponsesRequest, use: ContextUse | None = None
+) -> AsyncGenerator[Json, None]:
     """The events of a response; the last one has it whole, and comes when it is stored. Raises JaxctxError.
 
     The first event comes with the first part of the output, so that an error before it has a status of its own.
     """
     try:
-        made = await begin_response(call, request)
+        made = await begin_response(call, request, use)
     except JaxctxError as error:
         raise renamed(error, request.field_names) from None
     has_begun = False
     try:
-        async with aclosing(run(call, made.generation)) as parts:
+        async with aclosing(parts_of(call, made)) as parts:
             async for part in parts:
                 if not has_begun:
                     has_begun = True
@@ -132,6 +164,12 @@ async def response_events(call: HttpCall, request: ResponsesRequest) -> AsyncGen
             call.frontend.run_in_background(close_contexts(call, made.generation.context_ids))
 
 
+def parts_of(call: HttpCall, made: ResponseRun) -> AsyncGenerator[GenerateResponse, None]:
+    """The parts of the output. That of a kept context ends when it is saved."""
+    parts = run(call, made.generation)
+    return parts if made.use is None else saved_before_end(call, made.use, made.generation, parts)
+
+
 async def begin_conversation(
     call: HttpCall, request: ResponsesRequest
 ) -> tuple[StoredConversation | None, Conversation]:
@@ -146,7 +184,7 @@ async def begin_conversation(
     return base, conversation
 
 
-async def begin_response(call: HttpCall, request: ResponsesRequest) -> ResponseRun:
+async def begin_response(call: HttpCall, request: ResponsesRequest, use: ContextUse | None = None) -> ResponseRun:
     """Find what the response continues, and what has to be filled. Raises NotFound, InvalidArgument."""
     base, conversation = await begin_conversation(call, request)
     if base is None or changes_the_beginning(base, conversation):
@@ -155,22 +193,28 @@ async def begin_response(call: HttpCall, request: ResponsesRequest) -> ResponseR
         source, new_messages = OpenedFrom(base.state.name, base.state.version), chat_messages(request.items)
     if not new_messages:
         raise InvalidArgument.field("input", "must have at least one item")
-    formats = await chat_formats(call, request.create.model_id)
-    use = ToolUse(tools=conversation.tools, **request.tool_choice)
-    formats.prepare(request.generate, use)
+    if use is not None and use.base is not None:
+        request.create.model_id = use.base.model_id
+    found = await call.unary(call.services.models.get_model, GetModelRequest(model_id=request.create.model_id))
+    formats = formats_of(found.model)
+    tool_use = ToolUse(tools=conversation.tools, **request.tool_choice)
+    formats.prepare(request.generate, tool_use)
     messages = ChatMessages(messages=new_messages, tools=conversation.tools, add_generation_prompt=True)
     generation = Generation(
         create=request.create, source=source, fill=FillRequest(messages=messages), generate=request.generate, keep=True
     )
+    if use is not None:
+        await use.prepare(call, found.model, generation)
     return ResponseRun(
         request=request,
         base=base,
         conversation=conversation,
         generation=generation,
         formats=formats,
-        parser=formats.parser(use),
+        parser=formats.parser(tool_use),
         response_id=new_id("resp"),
         created_at=int(time.time()),
+        use=use,
     )
 
 
@@ -284,6 +328,7 @@ def response_json(made: ResponseRun, call: HttpCall) -> Json:
         "top_p": fields.get("top_p", 1.0),
         "truncation": "disabled",
         "usage": usage_json(made) if is_complete else None,
+        **({} if made.use is None else made.use.fields(made.generation)),
     }
 
 
