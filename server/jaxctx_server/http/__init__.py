@@ -17,6 +17,7 @@
     message_schemas.py  schemas of the contract's messages
     request_body.py   limits of a body: its type, its size, how much JSON it holds
     openai/           /v1/completions, /v1/chat/completions, /v1/models
+    contextcache/     /v1/context, and the headers that continue what is kept there
     programs/         sessions, variables, calls and graphs
     ops/              /health, /livez, /readyz, /version, /tokenize, /detokenize, /tokenizer_info, /openapi.json
     page/             the page at /, its files, and the paths that its scripts use
