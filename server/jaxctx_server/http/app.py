@@ -11,11 +11,13 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxctx_server.http.anthropic.app import anthropic_routes
+from jaxctx_server.http.contextcache.app import contextcache_routes
+from jaxctx_server.http.contextcache.registry import ContextRegistry
 from jaxctx_server.http.errors import OPENAI_ERRORS, HttpError
 from jaxctx_server.http.frontend import Frontend
 from jaxctx_server.http.openai.app import openai_routes
 from jaxctx_server.http.ops.app import ops_routes
-from jaxctx_server.http.page.programs import page_routes
+from jaxctx_server.http.page.routes import page_routes
 from jaxctx_server.http.programs.routes import program_routes
 from jaxctx_server.http.unrouted import EXCEPTION_HANDLERS
 from jaxctx_server.services import Backend
@@ -57,15 +59,27 @@ def make_app(
                 allow_origins=list(access.cors_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "request-id", "x-session-id", "retry-after"],
+                expose_headers=["x-request-id", "request-id", "x-session-id", "x-session-cache", "retry-after"],
             )
         )
     app = Starlette(
-        routes=[*openai_routes(), *anthropic_routes(), *program_routes(), *ops_routes(), *page_routes()],
+        routes=[
+            *openai_routes(),
+            *anthropic_routes(),
+            *contextcache_routes(),
+            *program_routes(),
+            *ops_routes(),
+            *page_routes(),
+        ],
         middleware=middleware,
         exception_handlers=EXCEPTION_HANDLERS,
     )
-    app.state.frontend = Frontend(backend=backend, response_ttl_s=response_ttl_s, wall_time=wall_time)
+    app.state.frontend = Frontend(
+        backend=backend,
+        response_ttl_s=response_ttl_s,
+        wall_time=wall_time,
+        kept_contexts=ContextRegistry(wall_time),
+    )
     return app
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from starlette.types import Scope
 
+from jaxctx_server.http.contextcache.registry import ContextRegistry
 from jaxctx_server.http.pieces import PieceCache
 from jaxctx_server.services import Backend
 
@@ -23,6 +24,7 @@ class Frontend:
     backend: Backend
     response_ttl_s: float | None = None  # how long responses and conversations are kept; None: for ever
     wall_time: Callable[[], float] = time.time  # seconds since 1970
+    kept_contexts: ContextRegistry = field(default_factory=ContextRegistry)
     pieces: PieceCache = field(default_factory=PieceCache)
     background_tasks: set[asyncio.Task[None]] = field(default_factory=set)
     websockets: set[str] = field(default_factory=set)

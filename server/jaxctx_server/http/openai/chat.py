@@ -77,7 +77,10 @@ class ChatRequest:
             if use.choice in ("required", "named"):
                 raise InvalidArgument.field("tool_choice", "must not demand a call of a text of another format")
             formats = replace(formats, reasoning=None)  # the text has the format from its first character on
+        asks_for_format = generate.HasField("output_format")
         formats.prepare(generate, use)
+        if generate.HasField("output_format") and not asks_for_format:  # a grammar of the tools
+            self.shared = replace(self.shared, field_names={**self.shared.field_names, "output_format": "tools"})
         return ChatOutputOptions(
             formats=formats,
             use=use,

@@ -219,8 +219,11 @@ class ThoughtCounter:
         """Count a part of an output."""
         if self._has_ended:
             return
+        tells_thoughts = any(isinstance(event, ReasoningDelta) for event in events)
+        self._has_ended = any(not isinstance(event, ReasoningDelta) for event in events)
+        self._has_thoughts = self._has_thoughts or tells_thoughts
+        if self._has_ended and not tells_thoughts:
+            return
         self._undecided += tokens
-        self._has_thoughts = self._has_thoughts or any(isinstance(event, ReasoningDelta) for event in events)
         if self._has_thoughts:
             self.tokens, self._undecided = self.tokens + self._undecided, 0
-        self._has_ended = any(not isinstance(event, ReasoningDelta) for event in events)

@@ -183,7 +183,7 @@ def set_sampling(fields: Json, generate: GenerateRequest) -> None:
 
 def used_names(fields: Json) -> dict[str, str]:
     """The names that a request used for fields with another name in the contract, by the names of the contract."""
-    names = {}
+    names = {"template_arguments": "chat_template_kwargs"}
     for name, contract_name in {**CREATE_FIELDS, **GENERATE_FIELDS}.items():
         if name in fields:
             names[contract_name] = name

@@ -103,6 +103,17 @@ def ops_description() -> ApiDescription:
         "/livez": {"get": open_to_all("GetLiveness", "200 as long as the process answers.", alive)},
         "/version": {"get": open_to_all("GetVersion", "The version of the server.", version)},
         "/openapi.json": {"get": open_to_all("GetOpenapi", "This document.", document)},
+        "/metrics": {
+            "get": operation(
+                operation_id="GetMetrics",
+                tag=TAG,
+                summary="Metrics for Prometheus.",
+                success={
+                    "description": "All metrics, as OpenMetrics if `accept` asks for it.",
+                    "content": {"text/plain": {"schema": {"type": "string"}}},
+                },
+            )
+        },
         "/tokenize": {
             "post": operation(
                 operation_id="Tokenize",

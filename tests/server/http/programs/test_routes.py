@@ -137,7 +137,7 @@ class TestRefused:
             ("POST", "/v1/session", b"[" + b'"",' * 2_000_000 + b"0]", (400, "INVALID_FIELD", None)),
             ("POST", "/v1/session", b'{"a":' * 1_000_000, (400, "INVALID_FIELD", None)),
             ("POST", "/v1/session", {"session_id": "there"}, (409, "ALREADY_EXISTS", None)),
-            ("GET", "/v1/models/none", None, (404, "MODEL_NOT_FOUND", None)),
+            ("GET", "/v1/models/none", None, (404, "MODEL_NOT_FOUND", "model")),
             ("POST", "/v1/semantic_call", {"session_id": "there"}, (400, "INVALID_FIELD", "parameters")),
             ("GET", "/v1/none", None, (404, "HTTP", None)),
             ("PATCH", "/v1/session", None, (405, "HTTP", None)),

@@ -1,0 +1,231 @@
+"""Calls of tools and thoughts in answers, whole and in parts, of a model whose output is scripted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+import pytest
+
+from jaxctx.model.text.tool_calls import ReasoningDelta, TextDelta
+from jaxctx.types import FinishReason
+from jaxctx_server.http.openai.chat_output import ThoughtCounter, joined
+from tests.server.http.openai.harness import openai_client
+from tests.server.http.scripted import scripted_server
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+TIME: Any = {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}
+CALL = ("<tool_", 'call>\n{"name": "weather", "argu', 'ments": {"city": "Pa', 'ris"}}\n</tool_call>')
+SECOND = ('\n<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>',)
+ASKED: Any = {"model": "fake", "messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 50}
+
+
+@dataclass
+class Told:
+    """An answer, whichever way it came."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, str]] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: Any = None
+
+
+def told_whole(answer: Any) -> Told:
+    (choice,) = answer.choices
+    message = choice.message
+    told = Told(message.content or "", finish_reason=choice.finish_reason, usage=answer.usage)
+    extra = message.model_extra or {}
+    assert extra.get("reasoning") == extra.get("reasoning_content")
+    told.reasoning = extra.get("reasoning", "")
+    for call in message.tool_calls or ():
+        told.calls.append({"id": call.id, "name": call.function.name, "arguments": call.function.arguments})
+    return told
+
+
+async def told_in_parts(stream: Any) -> Told:
+    told = Told()
+    roles = []
+    async for chunk in stream:
+        told.usage = chunk.usage
+        for choice in chunk.choices:
+            roles.append(choice.delta.role)
+            told.text += choice.delta.content or ""
+            told.reasoning += (choice.delta.model_extra or {}).get("reasoning_content", "")
+            told.finish_reason = choice.finish_reason or told.finish_reason
+            for call in choice.delta.tool_calls or ():
+                if call.id is not None:
+                    assert call.index == len(told.calls)
+                    told.calls.append({"id": call.id, "name": call.function.name, "arguments": ""})
+                told.calls[call.index]["arguments"] += call.function.arguments
+    assert roles == ["assistant"] + [None] * (len(roles) - 1)
+    return told
+
+
+async def ask(api: openai.AsyncOpenAI, streams: bool, **fields: Any) -> Told:
+    if not streams:
+        return told_whole(await api.chat.completions.create(**{**ASKED, **fields}))
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    return await told_in_parts(await api.chat.completions.create(**{**ASKED, **fields, **options}))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+class TestCalls:
+    async def test_a_call_behind_text(self, streams: bool) -> None:
+        async with scripted_server("Let me ", "look. ", *CALL) as scripted, openai_client(scripted.web) as api:
+            told = await ask(api, streams, tools=[WEATHER])
+        assert told.text == "Let me look. "
+        (call,) = told.calls
+        assert call["name"] == "weather"
+        assert json.loads(call["arguments"]) == {"city": "Paris"}
+        assert call["id"].startswith("call_")
+        assert told.finish_reason == "tool_calls"
+
+    async def test_several_calls(self, streams: bool) -> None:
+        async with scripted_server(*CALL, *SECOND) as scripted, openai_client(scripted.web) as api:
+            told = await ask(api, streams, tools=[WEATHER, TIME])
+            one = await ask(api, streams, tools=[WEATHER, TIME], parallel_tool_calls=False)
+        assert [call["name"] for call in told.calls] == ["weather", "time"]
+        assert len({call["id"] for call in told.calls}) == 2
+        assert [call["name"] for call in one.calls] == ["weather"]
+
+    async def test_no_call_where_none_is_allowed(self, streams: bool) -> None:
+        async with scripted_server(*CALL) as scripted, openai_client(scripted.web) as api:
+            for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+                told = await ask(api, streams, **fields)
+                assert (told.text, told.calls, told.finish_reason) == ("".join(CALL), [], "stop")
+
+    async def test_a_tool_that_is_not_allowed_is_not_called(self, streams: bool) -> None:
+        named = {"type": "function", "function": {"name": "time"}}
+        choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+        async with scripted_server(*CALL) as scripted, openai_client(scripted.web) as api:
+            told = await ask(api, streams, tools=[WEATHER, TIME], tool_choice=choice)
+        assert (told.text, told.calls) == ("".join(CALL), [])
+
+    async def test_a_call_that_breaks_off(self, streams: bool) -> None:
+        async with (
+            scripted_server(*CALL[:3], finish=FinishReason.LENGTH) as scripted,
+            openai_client(scripted.web) as api,
+        ):
+            told = await ask(api, streams, tools=[WEATHER])
+        assert [call["arguments"] for call in told.calls] == ['{"city": "Pa']
+        assert told.finish_reason == "length"
+
+    async def test_calls_that_are_demanded_are_held_to_a_grammar(self, streams: bool) -> None:
+        async with scripted_server(*CALL) as scripted, openai_client(scripted.web) as api:
+            for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+                told = await ask(api, streams, tools=[WEATHER, TIME], tool_choice=choice)
+                assert told.finish_reason == "tool_calls"
+            grammars = [request.output_format for request in scripted.engine.requests]
+        assert all(each is not None for each in grammars)
+        assert "time" in str(grammars[0])
+        assert "time" not in str(grammars[1])
+
+    async def test_the_history_of_calls(self, streams: bool) -> None:
+        async with scripted_server(*CALL) as scripted, openai_client(scripted.web) as api:
+            (call,) = (await ask(api, streams, tools=[WEATHER])).calls
+            function = {"name": call["name"], "arguments": call["arguments"]}
+            made = {"id": call["id"], "type": "function", "function": function}
+            history: Any = [
+                {"role": "user", "content": "Weather?"},
+                {"role": "assistant", "content": None, "tool_calls": [made]},
+                {"role": "tool", "tool_call_id": call["id"], "content": [{"type": "text", "text": "Rain."}]},
+            ]
+            assert (await ask(api, streams, tools=[WEATHER], messages=history)).calls
+
+
+@pytest.mark.parametrize("streams", [False, True])
+class TestThoughts:
+    async def test_before_an_answer(self, streams: bool) -> None:
+        script = ("<th", "ink>First, ", "this.</think>", "\n\nThat.")
+        async with scripted_server(*script, reasoning="think") as scripted, openai_client(scripted.web) as api:
+            told = await ask(api, streams)
+        assert (told.reasoning, told.text, told.finish_reason) == ("First, this.", "That.", "stop")
+        assert told.usage.completion_tokens_details.reasoning_tokens == 3
+
+    async def test_that_are_all(self, streams: bool) -> None:
+        server = scripted_server("<think>on ", "and on", finish=FinishReason.LENGTH, reasoning="think")
+        async with server as scripted, openai_client(scripted.web) as api:
+            told = await ask(api, streams)
+        assert (told.reasoning, told.text, told.finish_reason) == ("on and on", "", "length")
+        assert told.usage.completion_tokens_details.reasoning_tokens == 2
+
+    async def test_none_in_a_text_of_a_format(self, streams: bool) -> None:
+        """It has the format from its first character on, also where the template has opened thoughts."""
+        async with (
+            scripted_server('{"a"', ": 1}", reasoning="think_opened") as scripted,
+            openai_client(scripted.web) as api,
+        ):
+            told = await ask(api, streams, response_format={"type": "json_object"})
+        assert (told.reasoning, told.text) == ("", '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "time"}}},
+            "tool_choice.function.name",
+        ),
+        ({"tools": {}}, "tools"),
+        ({"tools": [5]}, "tools[0]"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        ({"tools": [WEATHER] * 129}, "tools"),
+        ({"tools": [WEATHER], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        (
+            {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"echo": True}, "echo"),
+        ({"store": True}, "store"),
+    ],
+)
+async def test_a_field_that_is_refused(fields: dict[str, Any], field: str) -> None:
+    async with scripted_server("x") as scripted:
+        answer = await scripted.web("POST", "/v1/chat/completions", {**ASKED, **fields})
+        assert answer.error == (400, "INVALID_FIELD", field)
+        assert not scripted.engine.contexts
+
+
+async def test_tools_of_a_model_whose_format_is_not_known() -> None:
+    async with scripted_server("x", tool_calls=None) as scripted:
+        answer = await scripted.web("POST", "/v1/chat/completions", {**ASKED, "tools": [WEATHER]})
+        assert answer.error == (400, "INVALID_FIELD", "tools")
+
+
+def test_neighbouring_pieces_are_one() -> None:
+    events = [ReasoningDelta("a"), ReasoningDelta("b"), TextDelta("c"), TextDelta("d"), ReasoningDelta("e")]
+    assert joined(events) == [ReasoningDelta("ab"), TextDelta("cd"), ReasoningDelta("e")]
+
+
+def test_thoughts_are_counted_up_to_the_answer() -> None:
+    counter = ThoughtCounter()
+    for events, tokens in (([], 1), ([ReasoningDelta("a")], 2), ([], 4), ([TextDelta("b")], 8), ([TextDelta("c")], 16)):
+        counter.count(events, tokens)
+    assert counter.tokens == 1 + 2 + 4
+    both = ThoughtCounter()
+    both.count([ReasoningDelta("a"), TextDelta("b")], 5)  # of which some are thoughts
+    assert both.tokens == 5
+    plain = ThoughtCounter()
+    plain.count([TextDelta("a")], 5)
+    assert plain.tokens == 0
