@@ -199,7 +199,7 @@ def _adjusted(batch: SamplingBatch) -> jax.Array:
 
 def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
     """Format, bias, min_tokens, penalties. Neutral rows come out as they went in, whatever their slot holds."""
-    x = lax.cond(batch.constrained.any(), lambda: _keep_allowed(x, batch, slots, state), lambda: x + 0)
+    x = _keep_allowed(x, batch, slots, state)
     x = x + jnp.where(batch.biased[:, None], state.bias[slots], 0)
     x = jnp.where(batch.suppress[:, None] & state.stop_mask[slots], -jnp.inf, x)
     counts = state.counts[slots]

@@ -1,7 +1,7 @@
 """The server of jaxctx, and the command that starts it.
 
     grpc/            the gRPC transport: one method an RPC
-    http/            HTTP beside a server: the OpenAI API, programs, the page (`jaxctx-serve http`)
+    http/            HTTP: the APIs of OpenAI and Anthropic, programs, operations, the page
     service/         what each call does, whatever its transport; the call pipeline: keys, limits, validation, errors
     validate/        the one validator of requests
     router/          the same services on a router, by the engines of other processes

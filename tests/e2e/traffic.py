@@ -15,6 +15,14 @@ VOCABULARY = 512  # of the echo model, and of others that are served with its te
 ANSWER_S = 120.0  # in which every request must have ended, however busy the machine
 KEPT = 5  # contexts of one client
 ERRORS = {*BY_CODE.values()} - {Internal, DataLoss}  # that requests may end with
+FORMATS = [
+    jaxctx.OutputFormat(json_object=True),
+    jaxctx.OutputFormat(json_schema='{"type": "array", "items": {"type": "integer"}}'),
+    jaxctx.OutputFormat(regex="[a-z]{3,9}( [a-z]{3,9})*"),
+    jaxctx.OutputFormat(grammar='start: "call " /[xyz]+/ <|im_start|> %json {"type": "object"}'),
+    jaxctx.OutputFormat(choices=["yes", "no", "né"]),
+    jaxctx.OutputFormat(regex="[a"),  # refused
+]
 WORDS = ["the ", "rain", " in Spain", "\n", "e", "né", "日本", "", "  ", "stop"]
 
 
@@ -127,6 +135,7 @@ class Visitor:
             stop_token_ids=lambda: choose.sample(range(VOCABULARY), choose.choice([1, 20])),
             ignore_eos=lambda: True,
             include_stop=lambda: True,
+            output_format=lambda: choose.choice(FORMATS),
         )
         options.setdefault("max_tokens", 20)
         if options.get("logprobs"):

@@ -8,9 +8,12 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from jaxctx_server.http.anthropic.openapi import anthropic_description
 from jaxctx_server.http.api_description import ApiDescription, Json, nullable
 from jaxctx_server.http.errors import TYPE_OF_STATUS
 from jaxctx_server.http.openai.models_openapi import models_description
+from jaxctx_server.http.openai.openapi import completions_description
+from jaxctx_server.http.openai.responses.openapi import responses_description
 from jaxctx_server.http.ops.openapi import ops_description
 from jaxctx_server.http.page.openapi import page_description
 from jaxctx_server.http.programs.openapi import programs_description
@@ -49,7 +52,15 @@ ERROR_SCHEMA: Json = {
 
 def descriptions() -> list[ApiDescription]:
     """The description of each package that serves paths."""
-    return [models_description(), programs_description(), ops_description(), page_description()]
+    return [
+        models_description(),
+        responses_description(),
+        anthropic_description(),
+        completions_description(),
+        programs_description(),
+        ops_description(),
+        page_description(),
+    ]
 
 
 @functools.cache

@@ -256,7 +256,7 @@ UPDATES = [  # requests in which labels that are not sent stay as they are
     if each.message.DESCRIPTOR.name in ("UpdateContextRequest", "UpdateSnapshotRequest", "UpdatePublicationRequest")
 ]
 # What else is converted: parts of messages that have no class, and numbers of enums.
-PARTS = {"attention_mask", "duration", "stop_match", "timestamp", "top_logprob"}
+PARTS = {"attention_mask", "duration", "engine_model", "stop_match", "timestamp", "top_logprob"}
 ENUM_NAMES = {
     types.ContextState: "context_state",
     types.Tier: "tier",

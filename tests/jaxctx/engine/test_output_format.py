@@ -17,6 +17,9 @@ from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.grammar.matcher import OutputMatcher
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import FailedPrecondition, Internal, InvalidArgument, JaxctxError, ResourceExhausted
+from jaxctx.model.bundled import BUNDLED
+from jaxctx.model.text import load_text
+from jaxctx.model.weights import load_model
 from jaxctx.types import (
     CreateContextRequest,
     FinishReason,
@@ -348,3 +351,26 @@ async def test_a_stop_ends_outputs_whose_masks_are_computed(make_engine: MakeEng
     await asyncio.to_thread(engine.stop)
     results = await asyncio.gather(*running, return_exceptions=True)
     assert all(isinstance(result, JaxctxError) and result.code == "UNAVAILABLE" for result in results)
+
+
+@pytest.mark.slow
+async def test_the_bundled_model_keeps_to_formats_in_its_own_tokens(make_engine: MakeEngine, echo_served: Any) -> None:
+    loaded, text = load_model(BUNDLED, dtype="float32"), load_text(BUNDLED)
+    served = replace(
+        echo_served, model=loaded.model, params=loaded.params, text=text, revision="bundled", dtype="float32"
+    )
+    engine = make_engine(served=served, device_config=SMALL, whole=False)
+    prompt = text.tokenizer.encode("Once upon a time")
+    schema, regex = (
+        [told(engine, prompt, sampling=seeded(seed), output_format=each, max_tokens=200) for seed in range(8)]
+        for each in (BY_SCHEMA, OutputFormat(regex=PATTERN))
+    )
+    ended = 0
+    for output in await asyncio.gather(*schema):
+        if output.finish is FinishReason.STOP:
+            jsonschema.validate(json.loads(output.text), SCHEMA)
+            ended += 1
+    assert ended >= 6
+    for output in await asyncio.gather(*regex):
+        assert re.fullmatch(PATTERN, output.text)
+        assert output.pieces[-1].stop_match in text.eos_ids

@@ -25,7 +25,8 @@ def test_a_pod_starts_the_server(name: str, role: str) -> None:
     assert config.role == role
     assert config.cluster_key is not None
     assert (config.keys is not None) == (role == "router")  # or nobody could call it
-    assert container["ports"] == [{"containerPort": config.grpc_port}]
+    http_ports = [{"containerPort": config.http_port_or_default}] if config.serves_http else []
+    assert container["ports"] == [{"containerPort": config.grpc_port}, *http_ports]
     assert pod["terminationGracePeriodSeconds"] > config.drain_timeout_s
     probes = [
         container[each]["grpc"] for each in ("startupProbe", "livenessProbe", "readinessProbe") if each in container

@@ -25,6 +25,10 @@ def object_of(properties: Json) -> Json:
     }
 
 
+METRICS: Json = {
+    "description": "All metrics, as OpenMetrics if `accept` asks for it.",
+    "content": {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")},
+}
 MODEL: Json = {"type": "string", "maxLength": 256}
 TRUTH: Json = nullable({"type": "boolean"})
 TEXT: Json = {"type": "string", "maxLength": 2 << 20}
@@ -103,6 +107,14 @@ def ops_description() -> ApiDescription:
         "/livez": {"get": open_to_all("GetLiveness", "200 as long as the process answers.", alive)},
         "/version": {"get": open_to_all("GetVersion", "The version of the server.", version)},
         "/openapi.json": {"get": open_to_all("GetOpenapi", "This document.", document)},
+        "/metrics": {
+            "get": operation(
+                operation_id="GetMetrics",
+                tag=TAG,
+                summary="Metrics for Prometheus.",
+                success=METRICS,
+            )
+        },
         "/tokenize": {
             "post": operation(
                 operation_id="Tokenize",

@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from jaxctx.model.config import CheckpointError
 from jaxctx.model.text import Tokenizer
@@ -106,3 +106,22 @@ def test_ids_are_those_of_the_plain_way_through_the_library(special: bool) -> No
     text = "def f(x):\n    return '🎉 日本語' + x  # and so on\n" * 600
     backend = ECHO._backend.encode(text, add_special_tokens=special)
     assert ECHO.encode(text, add_special_tokens=special) == backend.ids
+
+
+def test_pieces_make_up_a_text() -> None:
+    text = "Hello, wörld: 5 €, 日本."
+    ids = ECHO.encode(text)
+    assert b"".join(map(ECHO.piece, ids)) == text.encode()
+    assert ECHO.piece(258) == b"<|im_start|>"
+    assert ECHO.piece(10_000) == b""
+
+
+def test_pieces_of_sentencepiece() -> None:
+    """Bytes by themselves, and words with the space before them, also the first one of a text."""
+    vocab = {"<unk>": 0, "<0xE2>": 1, "<0x82>": 2, "\u2581Hello": 3, "\u2581": 4, "lo": 5}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = Tokenizer(backend)
+    assert [tokenizer.piece(token) for token in range(1, 6)] == [b"\xe2", b"\x82", b" Hello", b" ", b"lo"]
