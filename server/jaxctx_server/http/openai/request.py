@@ -138,6 +138,8 @@ def parse_stream_options(fields: Json) -> StreamOptions:
         value = options.get(name)
         chosen[name] = False if value is None else parse_truth(f"stream_options.{name}", value)
     include_usage = chosen["include_usage"]
+    if include_usage and not stream:
+        raise InvalidArgument.field("stream_options", "needs stream")
     return StreamOptions(stream, include_usage, include_usage and chosen["continuous_usage_stats"])
 
 
@@ -175,6 +177,8 @@ def set_sampling(fields: Json, generate: GenerateRequest) -> None:
         value = fields[name]
         if name == "top_k" and value == -1:  # with which other servers switch it off
             value = 0
+        if name == "seed" and type(value) is int and value == -1:  # with which they leave it to the server
+            continue
         set_field(generate.sampling, name, value, name)
     stop = fields.get("stop")
     if stop is not None:
