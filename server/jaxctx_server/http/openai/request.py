@@ -66,6 +66,8 @@ class SharedOptions:
 def parse_shared(fields: Json) -> SharedOptions:
     """What both APIs have. Raises InvalidArgument, naming the field that is wrong or not supported."""
     refuse(fields, UNSUPPORTED_FIELDS)
+    if type(fields.get("seed")) is int and fields["seed"] == -1:  # with which other servers choose one
+        fields = {name: value for name, value in fields.items() if name != "seed"}
     create, generate = CreateContextRequest(), GenerateRequest()
     streaming = parse_stream_options(fields)
     for name, contract_name in CREATE_FIELDS.items():
@@ -177,8 +179,6 @@ def set_sampling(fields: Json, generate: GenerateRequest) -> None:
         value = fields[name]
         if name == "top_k" and value == -1:  # with which other servers switch it off
             value = 0
-        if name == "seed" and type(value) is int and value == -1:  # with which they leave it to the server
-            continue
         set_field(generate.sampling, name, value, name)
     stop = fields.get("stop")
     if stop is not None:
