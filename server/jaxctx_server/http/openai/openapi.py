@@ -108,7 +108,7 @@ SHARED_FIELDS: Json = {
     "frequency_penalty": number(-2, 2),
     "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 10},
     "logit_bias": {"type": "object", "additionalProperties": number(-100, 100), "maxProperties": 300},
-    "seed": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+    "seed": {"type": "integer", "minimum": -1, "maximum": 2**63 - 1, "description": "-1: the server chooses."},
     "stream": TRUTH,
     "stream_options": {
         "type": "object",

@@ -66,6 +66,8 @@ class SharedOptions:
 def parse_shared(fields: Json) -> SharedOptions:
     """What both APIs have. Raises InvalidArgument, naming the field that is wrong or not supported."""
     refuse(fields, UNSUPPORTED_FIELDS)
+    if type(fields.get("seed")) is int and fields["seed"] == -1:  # with which other servers choose one
+        fields = {name: value for name, value in fields.items() if name != "seed"}
     create, generate = CreateContextRequest(), GenerateRequest()
     streaming = parse_stream_options(fields)
     for name, contract_name in CREATE_FIELDS.items():
@@ -138,6 +140,8 @@ def parse_stream_options(fields: Json) -> StreamOptions:
         value = options.get(name)
         chosen[name] = False if value is None else parse_truth(f"stream_options.{name}", value)
     include_usage = chosen["include_usage"]
+    if include_usage and not stream:
+        raise InvalidArgument.field("stream_options", "needs stream")
     return StreamOptions(stream, include_usage, include_usage and chosen["continuous_usage_stats"])
 
 

@@ -84,6 +84,7 @@ def test_every_field_arrives() -> None:
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream_options": {"continuous_usage_stats": 1}}, "stream_options.continuous_usage_stats"),
         ({"echo": "yes"}, "echo"),
+        ({"seed": -2}, "seed"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": "all"}, "logprobs"),
         ({"best_of": 1, "n": 2}, "best_of"),
@@ -133,6 +134,16 @@ async def test_a_field_that_is_refused(
     body = {"model": "echo", "prompt": "Tell: ", "max_tokens": 2, "stream": streams, **asked}
     assert (await web("POST", "/v1/completions", body)).error == (400, "INVALID_FIELD", field)
     await no_context_left(client)
+
+
+async def test_usage_of_a_stream_without_one(web: HttpClient) -> None:
+    body = {"prompt": "x", "stream_options": {"include_usage": True}}
+    assert (await web("POST", "/v1/completions", body)).error == (400, "INVALID_FIELD", "stream_options")
+
+
+def test_a_seed_that_is_left_to_the_server() -> None:
+    asked = parse_completion(b'{"prompt": "x", "seed": -1}')
+    assert not asked.shared.generate.sampling.HasField("seed")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
