@@ -1,6 +1,7 @@
 """The graph of a session as a picture: an SVG that needs nothing else.
 
-Used by `jaxctx-serve draw` and by the page of the HTTP server.
+Used by `jaxctx-serve draw` and by the page of the HTTP server. Its look is in attributes, not in styles, which the
+page's content security policy forbids; the page gives dark colours to the classes, which are the names in COLOURS.
 
 A task is a box, named as the variable that it makes; a variable that no task makes is a box too. Words and colours say
 how far they are. Boxes stand in columns to the right of all that they need. A column of more than ROWS boxes is broken
@@ -34,9 +35,11 @@ COLOURS = {
     "unset": "#fff",
     "set": "#bbf7d0",
 }
-HEAD = """<style>text{font:13px monospace;fill:#111}rect{stroke:#374151}path{fill:none;stroke:#6b7280}</style>
-<marker id="end" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto"><path d="M1 1 7 4 1 7"/></marker>
-<rect width="100%" height="100%" style="fill:#fff;stroke:none"/>"""
+TEXT_LOOK = 'font-family="monospace" font-size="13" fill="#111"'
+ARROW_LOOK = 'fill="none" stroke="#6b7280"'
+HEAD = f"""<marker id="end" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">\
+<path d="M1 1 7 4 1 7" {ARROW_LOOK}/></marker>
+<rect class="background" width="100%" height="100%" fill="#fff"/>"""
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -70,10 +73,15 @@ def graph_svg(tasks: Sequence[GraphTask], variables: Iterable[VariableInfo] = ()
     right = max((corner.x for corner in corners.values()), default=0)
     bottom = max((corner.y for corner in corners.values()), default=0)
     view_box = f"0 0 {right + BOX_WIDTH + LANE_WIDTH} {bottom + BOX_HEIGHT + LANE_HEIGHT}"
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view_box}"><title>{len(tasks)} tasks</title>', HEAD]
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view_box}" {TEXT_LOOK}><title>{len(tasks)} tasks</title>',
+        HEAD,
+    ]
     for (source, target), is_dashed in graph.is_dashed.items():
         dashes = ' stroke-dasharray="5 4"' if is_dashed else ""
-        lines.append(f'<path d="{_arrow_path(corners[source], corners[target])}"{dashes} marker-end="url(#end)"/>')
+        lines.append(
+            f'<path d="{_arrow_path(corners[source], corners[target])}"{dashes} {ARROW_LOOK} marker-end="url(#end)"/>'
+        )
     for name, (x, y) in corners.items():
         # Each box is a picture of its own, so that a long name is cut off at its border.
         lines.append(f'<svg x="{x}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}">{graph.boxes[name]}</svg>')
@@ -162,9 +170,10 @@ def _box(variable_id: str, variable: VariableInfo | None, *, kind: str, state: s
     title = "\n".join(part for part in (name, variable_id, note, error) if part)
     words = f"{kind}, {state}" if state else kind
     rect = (
-        f'<rect x="1" y="1" width="{BOX_WIDTH - 2}" height="{BOX_HEIGHT - 2}" rx="{corner}" fill="{COLOURS[state]}"/>'
+        f'<rect x="1" y="1" width="{BOX_WIDTH - 2}" height="{BOX_HEIGHT - 2}" rx="{corner}" '
+        f'class="{state}" fill="{COLOURS[state]}" stroke="#374151"/>'
     )
-    bold = f'<text x="14" y="20" style="font-weight:bold">{_xml_text(name)}</text>'
+    bold = f'<text x="14" y="20" font-weight="bold">{_xml_text(name)}</text>'
     return f'<title>{_xml_text(title)}</title>{rect}{bold}<text x="14" y="38">{_xml_text(words)}</text>'
 
 

@@ -149,10 +149,14 @@ def test_why_a_task_failed_is_told() -> None:
 
 
 def test_names_are_bold() -> None:
-    """By a style of their own: the picture's font, which is for all texts, goes before attributes."""
     name, words = ElementTree.fromstring(graph_svg([task("c", "v")])).findall(f"{SVG}svg/{SVG}text")
-    assert name.get("style") == "font-weight:bold"
-    assert words.get("style") is None
+    assert name.get("font-weight") == "bold"
+    assert words.get("font-weight") is None
+
+
+def test_a_content_security_policy_without_inline_styles_changes_nothing() -> None:
+    picture = graph_svg([task("c", "a"), task("c", "b", "a")], [variable("a", "first")])
+    assert "style" not in picture
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from jaxctx_server.http.errors import OPENAI_ERRORS, HttpError
 from jaxctx_server.http.frontend import Frontend
 from jaxctx_server.http.openai.app import openai_routes
 from jaxctx_server.http.ops.app import ops_routes
-from jaxctx_server.http.page.programs import page_routes
+from jaxctx_server.http.page.routes import page_routes
 from jaxctx_server.http.programs.routes import program_routes
 from jaxctx_server.http.unrouted import EXCEPTION_HANDLERS
 from jaxctx_server.services import Backend
@@ -42,13 +42,16 @@ def make_app(
     access: HttpAccess | None = None,
     *,
     response_ttl_s: float | None = None,
-    wall_clock: Callable[[], float] = time.time,
+    wall_time: Callable[[], float] = time.time,
 ) -> Starlette:
-    """The application of a server. `response_ttl_s` is how long responses are kept; None: for ever. `wall_clock` is
-    the clock of the times at which kept contexts end, in seconds since 1970.
+    """The application of a server. `response_ttl_s` is how long responses are kept; None: for ever. `wall_time` is the
+    clock that tells when they were made, in seconds since 1970.
     """
     access = access or HttpAccess()
-    middleware = [Middleware(HostCheck, allowed_hosts=access.allowed_hosts)]
+    middleware = [
+        Middleware(HostCheck, allowed_hosts=access.allowed_hosts),
+        Middleware(OriginCheck, allowed_origins=access.cors_origins),
+    ]
     if access.cors_origins:
         middleware.append(
             Middleware(
@@ -72,7 +75,10 @@ def make_app(
         exception_handlers=EXCEPTION_HANDLERS,
     )
     app.state.frontend = Frontend(
-        backend=backend, response_ttl_s=response_ttl_s, kept_contexts=ContextRegistry(wall_clock)
+        backend=backend,
+        response_ttl_s=response_ttl_s,
+        wall_time=wall_time,
+        kept_contexts=ContextRegistry(wall_time),
     )
     return app
 
@@ -90,6 +96,28 @@ class HostCheck:
         if scope["type"] in ("http", "websocket") and not self._any:
             if host_name(HTTPConnection(scope).headers.get("host", "")) not in self._allowed:
                 app = OPENAI_ERRORS.response(HttpError(400, "the host is not one of this server's names"))
+        await app(scope, receive, send)
+
+
+class OriginCheck:
+    """Middleware that refuses WebSockets of pages of other origins than those allowed and the server's own.
+
+    A browser lets any page open one, and tells only the server where the page is from. Other clients tell no origin.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_origins: Sequence[str]) -> None:
+        self._app = app
+        self._any = "*" in allowed_origins
+        self._allowed = {origin.lower() for origin in allowed_origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "websocket" and not self._any:
+            headers = HTTPConnection(scope).headers
+            scheme = "https" if scope["scheme"] == "wss" else "http"
+            own_origin = f"{scheme}://{headers.get('host', '')}".lower()
+            if headers.get("origin", own_origin).lower() not in (own_origin, *self._allowed):
+                app = OPENAI_ERRORS.response(HttpError(403, "pages of this origin must not connect"))
         await app(scope, receive, send)
 
 

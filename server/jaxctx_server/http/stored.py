@@ -21,6 +21,7 @@ from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.errors import json_text
 
 Json = dict[str, Any]
+MAX_VERSIONS = 2  # of a state: who has just read the one before can still open it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,14 @@ async def save_state(
     replaces: int | None = None,
     must_last: bool = True,
     labels: Mapping[str, str] | None = None,
-    max_versions: int = 0,
+    max_versions: int = MAX_VERSIONS,
 ) -> Snapshot:
     """Keep the state of a context and a document under a name. Returns once that is as durable as the server can make
     it; with `must_last` false it is only kept in memory.
 
-    `document` None: there is none. `max_versions` is how many versions of the name are kept; 0: as many as the server
-    keeps. `replaces` is the version that this one replaces; None: the name is new. Raises AlreadyExists, Aborted
-    (VERSION_MISMATCH) if another version became the latest meanwhile, and ResourceExhausted for a quota.
+    `document` None: there is none. `replaces` is the version that this one replaces; None: the name is new.
+    `max_versions` is how many versions of the name are kept. Raises AlreadyExists, Aborted (VERSION_MISMATCH) if
+    another version became the latest meanwhile, and ResourceExhausted for a quota.
     """
     request = pb.SaveRequest(
         context_id=context_id,

@@ -78,10 +78,10 @@ def output_of(tokens: int = 8, **fields: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def http_server(
-    backend: Backend, access: HttpAccess | None = None, wall_clock: Callable[[], float] = time.time
+    backend: Backend, access: HttpAccess | None = None, wall_time: Callable[[], float] = time.time
 ) -> AsyncIterator[HttpClient]:
     """An HTTP server of a backend, in the event loop of the test."""
-    server = HttpServer(make_app(backend, access, wall_clock=wall_clock), bind_tcp("127.0.0.1", 0))
+    server = HttpServer(make_app(backend, access, wall_time=wall_time), bind_tcp("127.0.0.1", 0))
     await server.start()
     try:
         yield HttpClient(server.port)

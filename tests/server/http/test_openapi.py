@@ -17,12 +17,12 @@ from jaxctx_server.services import Backend
 
 
 def served_operations() -> set[tuple[str, str]]:
-    """Path and method of every route of the application, but HEAD, which every GET has."""
+    """Path and method of every route of the application, but HEAD, which every GET has, and the page's own paths."""
     app = make_app(Backend.make(ServerLifecycle(), None, max_calls=1))
     return {
         (re.sub(r":\w+}", "}", route.path), method.lower())
         for route in app.routes
-        if isinstance(route, Route)
+        if isinstance(route, Route) and route.include_in_schema
         for method in route.methods or ()
         if method != "HEAD"
     }

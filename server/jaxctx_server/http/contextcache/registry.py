@@ -26,9 +26,9 @@ class ContextKey:
 class ContextRegistry:
     """The kept contexts that this server was asked about."""
 
-    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
-        """`wall_clock` is in seconds since 1970, as the ends of contexts are."""
-        self._wall_clock = wall_clock
+    def __init__(self, wall_time: Callable[[], float] = time.time) -> None:
+        """`wall_time` is in seconds since 1970, as the ends of contexts are."""
+        self._wall_time = wall_time
         self._in_use: set[ContextKey] = set()
         self._ends: OrderedDict[ContextKey, float] = (
             OrderedDict()
@@ -46,7 +46,7 @@ class ContextRegistry:
 
     def now(self) -> float:
         """Seconds since 1970."""
-        return self._wall_clock()
+        return self._wall_time()
 
     def remember(self, key: ContextKey, ends_at: float | None) -> None:
         """Note when a context ends, in seconds since 1970. None: never."""
@@ -64,4 +64,4 @@ class ContextRegistry:
     def missing(self, key: ContextKey) -> NotFound:
         """The error for a context that is not there: it has expired, as far as that is known, or it never was."""
         end = self._ends.get(key)
-        return expired(key.session_id) if end is not None and end <= self._wall_clock() else not_found(key.session_id)
+        return expired(key.session_id) if end is not None and end <= self._wall_time() else not_found(key.session_id)

@@ -1,6 +1,6 @@
 """The paths of the OpenAI API."""
 
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 
 from jaxctx_server.http.endpoint import api_route
 from jaxctx_server.http.headers import CONTEXT_CACHE_HEADERS
@@ -14,7 +14,7 @@ LIST_MODELS = "/jaxctx.v1.ModelService/ListModels"
 GET_MODEL = "/jaxctx.v1.ModelService/GetModel"
 
 
-def openai_routes() -> list[Route]:
+def openai_routes() -> list[BaseRoute]:
     """All paths of the OpenAI API."""
     return [
         api_route("/v1/completions", completions, ["POST"], method=GENERATE, headers=CONTEXT_CACHE_HEADERS),

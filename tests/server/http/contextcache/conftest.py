@@ -16,7 +16,7 @@ from tests.server.http.openai.harness import no_context_left
 @pytest.fixture
 async def web(backend: Backend, clock: Clock) -> AsyncIterator[HttpClient]:
     """A server with the clock of its engine."""
-    async with http_server(backend, wall_clock=clock.wall) as web:
+    async with http_server(backend, wall_time=clock.wall) as web:
         yield web
 
 

@@ -1,6 +1,6 @@
 """The paths of responses and conversations."""
 
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 
 from jaxctx_server.http.endpoint import api_route
 from jaxctx_server.http.headers import CONTEXT_CACHE_HEADERS
@@ -22,6 +22,8 @@ from jaxctx_server.http.openai.responses.routes import (
     get_response,
     list_input_items,
 )
+from jaxctx_server.http.openai.responses.websocket import answer_create_event, error_event
+from jaxctx_server.http.websocket import websocket_route
 
 GENERATE = "/jaxctx.v1.ContextService/Generate"
 APPLY_CHAT_TEMPLATE = "/jaxctx.v1.ModelService/ApplyChatTemplate"
@@ -31,9 +33,10 @@ SAVE = "/jaxctx.v1.SnapshotService/Save"
 RESPONSE, CONVERSATION = "/v1/responses/{response_id}", "/v1/conversations/{conversation_id}"
 
 
-def response_routes() -> list[Route]:
+def response_routes() -> list[BaseRoute]:
     """All paths of responses and conversations."""
     return [
+        websocket_route("/v1/responses", answer_create_event, error_event, method=GENERATE),
         api_route("/v1/responses", create_response, ["POST"], method=GENERATE, headers=CONTEXT_CACHE_HEADERS),
         api_route("/v1/responses/input_tokens", count_input_tokens, ["POST"], method=APPLY_CHAT_TEMPLATE),
         api_route(RESPONSE, get_response, method=GET_SNAPSHOT),

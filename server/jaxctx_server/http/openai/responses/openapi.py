@@ -1,8 +1,10 @@
 """The description of the paths of responses and conversations."""
 
 from jaxctx_server.http.api_description import (
+    ERRORS_OF_A_BODY,
     ApiDescription,
     Json,
+    error_response,
     json_or_events_response,
     json_response,
     nullable,
@@ -202,6 +204,9 @@ def response_paths() -> dict[str, Json]:
     deleted = json_response("It is deleted.", schema_ref("Deleted"))
     items = json_response("A page of items.", schema_ref("ItemList"))
     one = "/v1/responses/{response_id}"
+    cancel = described("cancel_response", "Cancel a response", stored, [RESPONSE_ID])
+    for status in ERRORS_OF_A_BODY:  # a POST has one, be it empty
+        cancel["responses"][str(status)] = error_response(status, "Error")
     return {
         "/v1/responses": {
             "post": described(
@@ -216,7 +221,7 @@ def response_paths() -> dict[str, Json]:
             "delete": described("delete_response", "Delete a response", deleted, [RESPONSE_ID]),
         },
         f"{one}/input_items": {"get": described("list_input_items", "Items of the input", items, [RESPONSE_ID, *PAGE])},
-        f"{one}/cancel": {"post": described("cancel_response", "Cancel a response", stored, [RESPONSE_ID])},
+        f"{one}/cancel": {"post": cancel},
     }
 
 
