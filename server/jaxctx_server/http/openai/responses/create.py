@@ -54,17 +54,17 @@ async def create_response(call: HttpCall) -> Response:
     """POST /v1/responses."""
     request = await call.parse_body(parse_responses_request)
     call.frontend.log_unknown_fields(request.unknown_fields)
-    kept = await find_use(call, request.create.model_id)
-    if kept is None:
+    use = await find_use(call, request.create.model_id)
+    if use is None:
         return await respond(call, request, None)
     try:
-        return UsingResponse(call, kept, await respond(call, in_kept_context(request, kept), kept))
+        return UsingResponse(call, use, await respond(call, in_kept_context(request, use), use))
     except BaseException:
-        kept.release(call)
+        use.release(call)
         raise
 
 
-def in_kept_context(request: ResponsesRequest, kept: ContextUse) -> ResponsesRequest:
+def in_kept_context(request: ResponsesRequest, use: ContextUse) -> ResponsesRequest:
     """The same request, for a kept context: that is its state, so no response is stored beside it.
 
     Raises InvalidArgument for a field that asks for another state, or for another beginning of the context.
@@ -74,14 +74,14 @@ def in_kept_context(request: ResponsesRequest, kept: ContextUse) -> ResponsesReq
         raise InvalidArgument.field(name, "must not be set together with a kept context")
     if request.fields.get("store"):
         raise InvalidArgument.field("store", "must be false: the kept context is the state of the response")
-    if kept.appends and request.instructions is not None:
+    if use.appends and request.instructions is not None:
         raise InvalidArgument.field("instructions", "must not be set with x-session-mode append: they come first")
     return replace(request, store=False)
 
 
-async def respond(call: HttpCall, request: ResponsesRequest, kept: ContextUse | None) -> Response:
+async def respond(call: HttpCall, request: ResponsesRequest, use: ContextUse | None) -> Response:
     """The response that uses a kept context, or none."""
-    events = response_events(call, request, kept)
+    events = response_events(call, request, use)
     if request.stream:
         return EventStream(numbered(events))
     last: Json = {}
@@ -101,7 +101,7 @@ async def numbered(events: AsyncGenerator[Json, None]) -> AsyncGenerator[str, No
 
 
 async def response_events(
-    call: HttpCall, request: ResponsesRequest, kept: ContextUse | None = None
+    call: HttpCall, request: ResponsesRequest, use: ContextUse | None = None
 ) -> AsyncGenerator[Json, None]:
     """The events of a response; the last one has it whole, and comes when it is stored. Raises JaxctxError.
 
@@ -109,7 +109,7 @@ async def response_events(
     error behind it is raised after the event `response.failed`.
     """
     try:
-        made = await begin_response(call, request, kept)
+        made = await begin_response(call, request, use)
     except JaxctxError as error:
         raise renamed(error, request.field_names) from None
     has_begun = False
@@ -140,12 +140,6 @@ async def response_events(
             call.frontend.run_in_background(close_contexts(call, made.generation.context_ids))
 
 
-def parts_of(call: HttpCall, made: ResponseRun) -> AsyncGenerator[GenerateResponse, None]:
-    """The parts of the output. That of a kept context ends when it is saved."""
-    parts = run(call, made.generation)
-    return parts if made.kept is None else saved_before_end(call, made.kept, made.generation, parts)
-
-
 def end_output(call: HttpCall, made: ResponseRun) -> list[Json]:
     """The last events of the output."""
     made.completed_at = int(call.frontend.wall_time())
@@ -169,6 +163,13 @@ def conversation_changed() -> Aborted:
     return Aborted("conversation: it was changed by another request meanwhile", reason="VERSION_MISMATCH")
 
 
+def parts_of(call: HttpCall, made: ResponseRun) -> AsyncGenerator[GenerateResponse, None]:
+    """The parts of the output. That of a kept context ends when it is saved."""
+    parts = run(call, made.generation)
+    use = made.kept_context
+    return parts if use is None else saved_before_end(call, use, made.generation, parts)
+
+
 async def begin_conversation(
     call: HttpCall, request: ResponsesRequest
 ) -> tuple[StoredConversation | None, Conversation]:
@@ -183,7 +184,7 @@ async def begin_conversation(
     return base, conversation
 
 
-async def begin_response(call: HttpCall, request: ResponsesRequest, kept: ContextUse | None = None) -> ResponseRun:
+async def begin_response(call: HttpCall, request: ResponsesRequest, use: ContextUse | None = None) -> ResponseRun:
     """Find what the response continues, and what has to be filled. Raises NotFound, InvalidArgument."""
     base, conversation = await begin_conversation(call, request)
     if base is None or changes_the_beginning(base, conversation):
@@ -192,15 +193,15 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, kept: Contex
         source, new_messages = OpenedFrom(base.state.name, base.state.version), chat_messages(request.items)
     if not new_messages:
         raise InvalidArgument.field("input", "must have at least one item")
-    if kept is not None and kept.base is not None:
-        request.create.model_id = kept.base.model_id
+    if use is not None and use.base is not None:
+        request.create.model_id = use.base.model_id
     model = await call.unary(call.services.models.get_model, GetModelRequest(model_id=request.create.model_id))
-    formats, use = formats_of(model.model), tool_use(request, conversation)
+    formats, tools = formats_of(model.model), tool_use(request, conversation)
     if request.generate.HasField("output_format"):
-        if use.choice in ("required", "named"):
+        if tools.choice in ("required", "named"):
             raise InvalidArgument.field("tool_choice", "must not demand a call of a text of another format")
         formats = replace(formats, reasoning=None)  # the text has the format from its first character on
-    formats.prepare(request.generate, use)
+    formats.prepare(request.generate, tools)
     generation = Generation(
         create=request.create,
         source=source,
@@ -208,21 +209,21 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, kept: Contex
         generate=request.generate if request.generates else None,
         keep=True,
     )
-    if kept is not None:
-        await kept.prepare(call, model.model, generation)
     created_at = int(call.frontend.wall_time())
+    if use is not None:
+        await use.prepare(call, model.model, generation)
     return ResponseRun(
         request=request,
         base=base,
         conversation=conversation,
         generation=generation,
         formats=formats,
-        use=use,
-        parser=formats.parser(use),
+        use=tools,
+        kept_context=use,
+        parser=formats.parser(tools),
         pieces=TokenPieces(call, model.model.model_id, model.model.model_revision),
         response_id=new_response_id(created_at),
         created_at=created_at,
-        kept=kept,
     )
 
 

@@ -45,7 +45,7 @@ class ResponseRun:
     pieces: TokenPieces
     response_id: str
     created_at: int  # seconds since 1970
-    kept: ContextUse | None = None  # the kept context that it goes on
+    kept_context: ContextUse | None = None  # that it continues or makes
     diagnostics: Json | None = None
     output: OutputBuilder = field(default_factory=OutputBuilder)
     thoughts: ThoughtCounter = field(default_factory=ThoughtCounter)
@@ -136,7 +136,7 @@ class ResponseRun:
             "truncation": "disabled",
             "usage": self._usage() if is_complete else None,
             **{name: fields.get(name) for name in ECHOED_FIELDS},
-            **({} if self.kept is None else self.kept.fields(self.generation)),
+            **({} if self.kept_context is None else self.kept_context.fields(self.generation)),
         }
 
     def _usage(self) -> Json:
