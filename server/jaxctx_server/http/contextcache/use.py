@@ -84,7 +84,11 @@ class ContextUse:
     async def save(self, call: HttpCall, generation: Generation) -> None:
         """Keep the end of the generation, which is complete."""
         self.report = self.report.with_recomputed(generation.usage.reopened_tokens, self.why_recomputed)
-        labels = new_labels(generation.model_id) if self.base is None else dict(self.base.snapshot.labels)
+        labels = (
+            new_labels(generation.model_id, call.frontend.wall_time())
+            if self.base is None
+            else dict(self.base.snapshot.labels)
+        )
         replaces = None if self.base is None else self.base.snapshot.version
         await save_context(call, generation.context_id, self.session_id, self.ttl, labels, replaces=replaces)
 
