@@ -53,6 +53,7 @@ class OpenedFrom:
 
     name: str
     version: int | None = None  # None: the latest
+    recompute: bool = False  # also one of another model revision, whose tokens are then computed anew
 
 
 @dataclass(slots=True)
@@ -166,9 +167,15 @@ async def begin(call: HttpCall, generation: Generation) -> None:
             # A child has the parent's time to live, which is not that of a single request.
             update = UpdateContextRequest(context_id=context_id, ttl=ttl)
             context = (await call.unary(contexts.update_context, update)).context
-        case OpenedFrom(name, version):
-            priority = generation.create.priority
-            opening = OpenRequest(name=name, version=version, context_id=context_id, ttl=ttl, priority=priority)
+        case OpenedFrom(name, version, recompute):
+            opening = OpenRequest(
+                name=name,
+                version=version,
+                recompute=recompute,
+                context_id=context_id,
+                ttl=ttl,
+                priority=generation.create.priority,
+            )
             opened = await call.unary(call.services.snapshots.open, opening)
             generation.usage.computed_tokens += opened.computed
             generation.usage.reopened_tokens += opened.computed

@@ -88,6 +88,8 @@ class LimitedProtocol(H11Protocol):
         """Refuse what h11 cannot parse; uvicorn calls this while it handles h11's error."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        if status >= 500:  # of a transfer-encoding other than chunked; it is the client that is wrong
+            status = 400
         if status == 431:
             msg = f"the headers must have up to {MAX_HEADER_BYTES} bytes"
         self.refuse(status, msg)

@@ -12,10 +12,12 @@ from google.protobuf import json_format
 from starlette.requests import Request
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.http.errors import JSON_MEDIA_TYPE, HttpError
+from jaxctx_server.http.errors import JSON_MEDIA_TYPE, HttpError, is_unicode
 
 MAX_BODY_BYTES = 8 << 20  # as large as a message of the gRPC server
 QUOTED = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # escaped in JSON; most are pairs, which are one character
 
 PARSE_ERRORS = (
     json_format.ParseError,
@@ -51,7 +53,8 @@ async def read_body(request: Request) -> bytes:
 def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
     """The value of a JSON text of up to `max_values` values, with up to `max_parts` texts, names, lists and objects.
 
-    Raises InvalidArgument for more, before anything is parsed, and what `json.loads` raises for what is no JSON.
+    Raises InvalidArgument for more, before anything is parsed, and for a lone surrogate; what `json.loads` raises for
+    what is no JSON.
     """
     parts = data.count(b'"') // 2 + data.count(b"[") + data.count(b"{")
     values = data.count(b",") + 1
@@ -64,4 +67,20 @@ def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
             raise InvalidArgument(f"the body must have up to {max_parts} texts, lists and objects")
         if values > max_values:
             raise InvalidArgument(f"the body must have up to {max_values} values")
-    return json.loads(data)
+    value = json.loads(data.decode("utf-8-sig"))  # of bytes it would take other encodings, and half characters
+    if SURROGATE.search(data) is not None:
+        check_is_unicode(value)
+    return value
+
+
+def check_is_unicode(value: Any) -> None:
+    """Raise InvalidArgument if a text or a name has half of a character, which no text of the contract can hold.
+
+    The error names the field of the body in which it is.
+    """
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            if is_unicode(name) and not is_unicode(json.dumps(entry, ensure_ascii=False)):
+                raise InvalidArgument.field(name, "has a lone surrogate")
+    if not is_unicode(json.dumps(value, ensure_ascii=False)):
+        raise InvalidArgument("the body has a lone surrogate")

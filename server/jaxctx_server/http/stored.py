@@ -58,8 +58,9 @@ async def save_state(
     """Keep the state of a context and a document under a name. Returns once that is as durable as the server can make
     it; with `must_last` false it is only kept in memory.
 
-    `document` None: there is none. `max_versions` is how many versions of the name are kept. `replaces` is the version that this one replaces; None: the name is new. Raises AlreadyExists, Aborted
-    (VERSION_MISMATCH) if another version became the latest meanwhile, and ResourceExhausted for a quota.
+    `document` None: there is none. `replaces` is the version that this one replaces; None: the name is new.
+    `max_versions` is how many versions of the name are kept. Raises AlreadyExists, Aborted (VERSION_MISMATCH) if
+    another version became the latest meanwhile, and ResourceExhausted for a quota.
     """
     request = pb.SaveRequest(
         context_id=context_id,

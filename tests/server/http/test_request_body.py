@@ -87,3 +87,25 @@ class TestJson:
         assert len(parse_json(data, max_values=1000, max_parts=1000)) == 1000
         with pytest.raises(InvalidArgument):
             parse_json(data, max_values=1000, max_parts=999)
+
+    @pytest.mark.parametrize(
+        ("data", "field"),
+        [
+            (b'{"a": 1, "b": ["\\ud800"]}', "b"),
+            (b'{"b": {"\\uDFFF": 1}}', "b"),
+            (b'{"\\ud800": 1}', None),
+            (b'["\\ud800"]', None),
+        ],
+    )
+    def test_half_of_a_character(self, data: bytes, field: str | None) -> None:
+        with pytest.raises(InvalidArgument, match="lone surrogate") as refused:
+            parse_json(data, max_values=100, max_parts=100)
+        assert [each.field for each in refused.value.violations] == ([] if field is None else [field])
+
+    def test_whole_characters(self) -> None:
+        assert parse_json(b'["\\ud83e\\udd80", "\\\\ud800"]', max_values=9, max_parts=9) == ["🦀", "\\ud800"]
+
+    @pytest.mark.parametrize("data", ['{"a": 1}'.encode("utf-16"), b'"\xed\xa0\x80"', b'{"a": "\xff"}'])
+    def test_other_encodings_than_utf_8(self, data: bytes) -> None:
+        with pytest.raises(request_body.PARSE_ERRORS):
+            parse_json(data, max_values=100, max_parts=100)
