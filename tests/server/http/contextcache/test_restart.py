@@ -31,7 +31,7 @@ def start(
         engine = make_engine(engine_config, served, store=str(tmp_path / "store"), whole=False, device=device)
         async with (
             backend_of(engine, engine_config, clock) as backend,
-            http_server(backend, wall_clock=clock.wall) as web,
+            http_server(backend, wall_time=clock.wall) as web,
         ):
             yield web
 

@@ -17,7 +17,7 @@ __all__ = ["cluster", "router_cluster"]
 
 @pytest.fixture
 async def routed(router_cluster: RouterCluster, clock: Clock) -> AsyncIterator[HttpClient]:
-    async with http_server(router_cluster.backend, wall_clock=clock.wall) as web:
+    async with http_server(router_cluster.backend, wall_time=clock.wall) as web:
         yield web
     await wait_until_nothing_is_held(router_cluster)
 
