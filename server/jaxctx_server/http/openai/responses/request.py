@@ -22,6 +22,8 @@ from jaxctx_server.http.openai.responses.items import parse_input
 Json = dict[str, Any]
 MAX_TOOLS = 128
 MAX_METADATA = 16
+WEB_SEARCH_TOOLS = ("web_search", "web_search_preview")
+"""Tools that a server of this API may run by itself, and that coding agents offer without being asked to."""
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = frozenset(  # all but log probabilities are of items that are whole anyway, or that no response here has
     (
@@ -184,10 +186,19 @@ def conversation_id(fields: Mapping[str, Any]) -> str | None:
 
 
 def parse_tools(value: object) -> list[str]:
-    """Functions as the chat template reads them, each as JSON. Raises InvalidArgument naming the field."""
+    """Functions as the chat template reads them, each as JSON. Raises InvalidArgument naming the field.
+
+    A search of the web is left out, as if the model had never chosen it: the response's `tools` do not name it either.
+    """
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidArgument.field("tools", f"must be a list of up to {MAX_TOOLS} tools")
-    return [json_text(chat_tool(tool, f"tools[{index}]")) for index, tool in enumerate(value)]
+    functions = [(index, tool) for index, tool in enumerate(value) if not is_web_search(tool)]
+    return [json_text(chat_tool(tool, f"tools[{index}]")) for index, tool in functions]
+
+
+def is_web_search(tool: object) -> bool:
+    """Whether a tool is a search of the web by the server."""
+    return isinstance(tool, dict) and tool.get("type") in WEB_SEARCH_TOOLS
 
 
 def chat_tool(tool: object, field: str) -> Json:
