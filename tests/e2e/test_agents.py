@@ -407,7 +407,9 @@ class TestOpenWebUI:
 
     @pytest.fixture
     def agent(self, long_model: Server) -> Agent:
-        return Agent(long_model, {"authorization": "Bearer none", "x-openwebui-user-name": "A", "user-agent": "aiohttp"})
+        return Agent(
+            long_model, {"authorization": "Bearer none", "x-openwebui-user-name": "A", "user-agent": "aiohttp"}
+        )
 
     def test_its_list_of_models(self, agent: Agent) -> None:
         models = agent("GET", "/v1/models").json
