@@ -1,4 +1,4 @@
-"""A server process of the bundled model that takes long prompts: those of coding agents have tens of thousands of tokens.
+"""A server process of the bundled model that takes long prompts, as coding agents have them.
 
 The model has learnt 2,048 positions; after those its text is worse still, and all else is the same.
 """

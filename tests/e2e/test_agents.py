@@ -168,7 +168,7 @@ class TestClaudeCode:
         assert second["cache_read_input_tokens"] > 0.9 * first["cache_creation_input_tokens"]
 
     def test_a_call_and_its_result(self, agent: Agent) -> None:
-        body = self.request(tool_choice={"type": "any"}, stream=True, max_tokens=100)
+        body = self.request(tool_choice={"type": "any", "disable_parallel_tool_use": True}, stream=True, max_tokens=100)
         events = agent("POST", "/v1/messages?beta=true", body).events
         starts = [event["content_block"] for event in events if event["type"] == "content_block_start"]
         call = next(block for block in starts if block["type"] == "tool_use")
@@ -407,7 +407,9 @@ class TestOpenWebUI:
 
     @pytest.fixture
     def agent(self, long_model: Server) -> Agent:
-        return Agent(long_model, {"authorization": "Bearer none", "x-openwebui-user-name": "A", "user-agent": "aiohttp"})
+        return Agent(
+            long_model, {"authorization": "Bearer none", "x-openwebui-user-name": "A", "user-agent": "aiohttp"}
+        )
 
     def test_its_list_of_models(self, agent: Agent) -> None:
         models = agent("GET", "/v1/models").json
@@ -429,4 +431,4 @@ def nothing_is_left(long_model: Server) -> Any:
     """After a test no context is held."""
     yield
     with jaxctx.Client(long_model.address) as client:
-        assert client.contexts() == []
+        assert list(client.contexts()) == []

@@ -1,7 +1,6 @@
 """Grammars that hold an output to calls of tools, in the Lark dialect of llguidance.
 
-A grammar is text; it is compiled where the masks are made. JSON is written as models were trained to write it, with one
-space behind ":" and "," and none elsewhere, so that a model cannot go on with spaces for ever.
+A grammar is text; it is compiled where the masks are made. How JSON is written is said in `json_schemas`.
 
     start: thoughts? calls                    a call is required
     start: thoughts? (any text | text_before calls)    calls are free, but each is as it must be
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxctx.errors import InvalidArgument
+from jaxctx.model.text.json_schemas import STYLE, closed_objects
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 
 MAX_CALLS = 128  # of one output: as many as a message holds
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 ANY_TEXT = r"/(.|\n)*/"
 NO_OBJECT = r"/([^{](.|\n)*)?/"  # a text that does not begin with an object
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": ..., "strict": ...}}
@@ -166,8 +165,10 @@ def arguments_symbol(tool: Tool, *, is_free: bool) -> str:
     """The arguments of a tool: an object of its schema. Of a call that is free, only a strict tool has its schema."""
     function = tool["function"]
     is_bound = not is_free or function.get("strict") is True
-    schema = {**(function.get("parameters") or {}), "type": "object"} if is_bound else {"type": "object"}
-    return "%json " + json.dumps({**schema, "x-guidance": JSON_STYLE}, ensure_ascii=False)
+    schema = (
+        closed_objects({**(function.get("parameters") or {}), "type": "object"}) if is_bound else {"type": "object"}
+    )
+    return "%json " + json.dumps({**schema, "x-guidance": STYLE}, ensure_ascii=False)
 
 
 def alternatives(name: str, places: Sequence[int]) -> str:

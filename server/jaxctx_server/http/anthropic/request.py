@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxctx.errors import InvalidArgument
+from jaxctx.model.text.json_schemas import written_tightly
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
 from jaxctx.v1.generation_pb2 import OutputFormat
@@ -161,7 +162,7 @@ def output_schema(fields: Json) -> str | None:
     schema = wanted.get("schema")
     if not isinstance(schema, dict):
         raise InvalidArgument.field(f"{name}.schema", "must be a JSON schema")
-    return json_text(schema)
+    return json_text(written_tightly(schema))
 
 
 def template_arguments(thinking: object) -> str:

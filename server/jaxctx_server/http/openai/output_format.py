@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxctx.errors import InvalidArgument
+from jaxctx.model.text.json_schemas import written_tightly
 from jaxctx.v1.generation_pb2 import Choices, OutputFormat
 from jaxctx_server.http.errors import json_text
 
@@ -87,7 +88,8 @@ def json_schema(name: str, value: Any) -> OutputFormat:
     if not isinstance(value, dict | bool):
         raise InvalidArgument.field(name, "must be a JSON schema")
     try:
-        return OutputFormat(json_schema=text(name, json_text(value)))
+        tight = written_tightly(value) if isinstance(value, dict) else value
+        return OutputFormat(json_schema=text(name, json_text(tight)))
     except RecursionError as error:
         raise InvalidArgument.field(name, "has too many objects and lists inside each other") from error
 

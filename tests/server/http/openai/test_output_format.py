@@ -10,7 +10,9 @@ import openai
 import pytest
 
 from jaxctx.errors import InvalidArgument
+from jaxctx.model.text.json_schemas import STYLE
 from jaxctx.v1.generation_pb2 import Choices, OutputFormat
+from jaxctx_server.http.errors import json_text
 from jaxctx_server.http.openai.output_format import parse_output_format
 
 SCHEMA = {
@@ -19,7 +21,7 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
-BY_SCHEMA = OutputFormat(json_schema=json.dumps(SCHEMA, separators=(",", ":")))
+BY_SCHEMA = OutputFormat(json_schema=json_text({**SCHEMA, "x-guidance": STYLE}))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from jaxctx.errors import InvalidArgument
+from jaxctx.model.text.json_schemas import written_tightly
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
 from jaxctx_server.http.errors import json_text
 from jaxctx_server.http.openai.request import (
@@ -286,7 +287,7 @@ def set_output_format(fields: Mapping[str, Any], generate: GenerateRequest) -> N
         case "json_schema":
             if not isinstance(wanted.get("schema"), dict):
                 raise InvalidArgument.field("text.format.schema", "must be a JSON schema")
-            generate.output_format.json_schema = json_text(wanted["schema"])
+            generate.output_format.json_schema = json_text(written_tightly(wanted["schema"]))
         case _:
             raise InvalidArgument.field("text.format.type", "must be text, json_object or json_schema")
 

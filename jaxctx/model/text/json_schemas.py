@@ -1,0 +1,91 @@
+"""JSON schemas as grammars of tools and of HTTP's structured output read them.
+
+JSON is written as models were trained to write it, with one space behind ":" and "," and none elsewhere, so that a
+model cannot go on with white space. An object whose schema lists properties has no others, unless the schema says
+that it may: authors of schemas mean that, though the standard says otherwise, and a model that may invent names does
+not stop. What comes out is valid by the schema as it was given.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Schema = Mapping[str, Any]
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# With one of these anywhere, an object may have to match several schemas, each of which lists properties of its own.
+COMBINING = frozenset(
+    (
+        *("allOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"),
+        *("unevaluatedProperties", "propertyNames", "$dynamicRef"),
+    )
+)
+# With one of these beside its properties, an object has properties that are listed elsewhere.
+ELSEWHERE = frozenset(("anyOf", "oneOf", "$ref", "patternProperties", "additionalProperties"))
+SCHEMAS_BY_NAME = ("properties", "$defs", "definitions", "patternProperties")
+SCHEMA_LISTS = ("anyOf", "oneOf", "prefixItems")
+ONE_SCHEMA = ("items", "additionalProperties", "contains")
+MAX_DEPTH = 64  # of schemas in schemas; a schema that is deeper stays as it is
+
+
+def written_tightly(schema: Schema) -> dict[str, Any]:
+    """The schema with closed objects and one space between parts. Its own options for white space are kept."""
+    closed = closed_objects(schema)
+    return closed if "x-guidance" in closed else {**closed, "x-guidance": STYLE}
+
+
+def closed_objects(schema: Schema) -> dict[str, Any]:
+    """The schema, in which objects that list their properties have no others. It is unchanged if that is not sure to
+    leave something that is valid.
+    """
+    if is_combined(schema, 0):
+        return dict(schema)
+    return closed(schema)
+
+
+def closed(schema: Schema) -> dict[str, Any]:
+    """A schema and those in it, closed."""
+    copy = dict(schema)
+    for name in SCHEMAS_BY_NAME:
+        if isinstance(copy.get(name), dict):
+            copy[name] = {key: closed(each) if isinstance(each, dict) else each for key, each in copy[name].items()}
+    for name in SCHEMA_LISTS:
+        if isinstance(copy.get(name), list):
+            copy[name] = [closed(each) if isinstance(each, dict) else each for each in copy[name]]
+    for name in ONE_SCHEMA:
+        if isinstance(copy.get(name), dict):
+            copy[name] = closed(copy[name])
+    if lists_its_properties(schema):
+        copy["additionalProperties"] = False
+    return copy
+
+
+def lists_its_properties(schema: Schema) -> bool:
+    """Whether an object of this schema can have the properties alone that are listed, and none is said to follow."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not ELSEWHERE.isdisjoint(schema):
+        return False
+    required, least = schema.get("required", []), schema.get("minProperties", 0)
+    if not isinstance(required, list) or not isinstance(least, int) or least > len(properties):
+        return False
+    return all(isinstance(name, str) and name in properties for name in required)
+
+
+def is_combined(schema: Schema, depth: int) -> bool:
+    """Whether objects may have to match several schemas at once, or the schema is too deep to say."""
+    if depth > MAX_DEPTH or not COMBINING.isdisjoint(schema):
+        return True
+    if "properties" in schema and not {"anyOf", "oneOf", "$ref"}.isdisjoint(schema):
+        return True
+    return any(is_combined(each, depth + 1) for each in schemas_in(schema))
+
+
+def schemas_in(schema: Schema) -> Iterator[Schema]:
+    """The schemas that stand in a schema."""
+    for name in SCHEMAS_BY_NAME:
+        if isinstance(schema.get(name), dict):
+            yield from (each for each in schema[name].values() if isinstance(each, dict))
+    for name in SCHEMA_LISTS:
+        if isinstance(schema.get(name), list):
+            yield from (each for each in schema[name] if isinstance(each, dict))
+    for name in ONE_SCHEMA:
+        if isinstance(schema.get(name), dict):
+            yield schema[name]

@@ -1,0 +1,70 @@
+"""Objects that list their properties have no others, and only where something valid is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxctx.model.text.json_schemas import MAX_DEPTH, STYLE, closed_objects, written_tightly
+
+INTEGER = {"type": "integer"}
+
+
+def of(**fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": INTEGER}, **fields}
+
+
+def test_an_object_and_those_in_it_are_closed() -> None:
+    schema = of(properties={"a": of(), "b": {"type": "array", "items": of()}}, **{"$defs": {"c": {"anyOf": [of()]}}})
+    closed = closed_objects(schema)
+    assert closed["additionalProperties"] is False
+    assert closed["properties"]["a"]["additionalProperties"] is False
+    assert closed["properties"]["b"]["items"]["additionalProperties"] is False
+    assert closed["$defs"]["c"]["anyOf"][0]["additionalProperties"] is False
+    assert "additionalProperties" not in schema  # which is the caller's
+
+
+def test_an_object_without_properties_has_none() -> None:
+    assert closed_objects({"type": "object", "properties": {}})["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        of(additionalProperties=True),
+        of(additionalProperties=INTEGER),
+        of(patternProperties={"^x": INTEGER}),
+        of(required=["b"]),
+        of(minProperties=2),
+        of(allOf=[{"properties": {"b": INTEGER}}]),
+        of(anyOf=[{"properties": {"b": INTEGER}}]),
+        {"allOf": [of(), {"properties": {"b": INTEGER}}]},
+        {"$defs": {"c": of()}, "properties": {"b": INTEGER}, "$ref": "#/$defs/c"},
+        of(unevaluatedProperties=False),
+        {"not": of()},
+        of(properties=5),
+        of(required=5),
+    ],
+)
+def test_what_may_have_others_stays_as_it_is(schema: dict[str, Any]) -> None:
+    assert closed_objects(schema) == schema
+
+
+def test_a_property_may_have_the_name_of_a_keyword() -> None:
+    schema = of(properties={"not": INTEGER, "allOf": INTEGER})
+    assert closed_objects(schema) == {**schema, "additionalProperties": False}
+
+
+def test_a_schema_that_is_too_deep_stays_as_it_is() -> None:
+    schema: dict[str, Any] = of()
+    for _ in range(MAX_DEPTH + 1):
+        schema = {"type": "array", "items": schema}
+    assert closed_objects(schema) == schema
+
+
+def test_its_own_options_for_white_space_are_kept() -> None:
+    assert written_tightly(of())["x-guidance"] == STYLE
+    own = {"whitespace_flexible": True}
+    assert written_tightly(of(**{"x-guidance": own}))["x-guidance"] == own
