@@ -105,7 +105,7 @@ class TestJson:
 
     @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"])
     def test_another_encoding(self, encoding: str) -> None:
-        """In UTF-16, characters like U+2200 have the byte of a quotation mark: lists between two would not be counted."""
+        """In UTF-16, U+2200 has the byte of a quotation mark: lists between two of them would not be counted."""
         data = '{"a": "\u00e9"}'.encode(encoding)
         with pytest.raises(request_body.PARSE_ERRORS):
             parse_json(data, max_values=10, max_parts=10)
