@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from jaxctx.errors import Aborted, InvalidArgument, JaxctxError
 from jaxctx.model.text.tool_calls import (
@@ -32,6 +32,7 @@ from jaxctx.v1.generation_pb2 import FinishReason
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.chat_output import ChatFormats, ToolUse, chat_formats
 from jaxctx_server.http.endpoint import EventStream
+from jaxctx_server.http.errors import json_response
 from jaxctx_server.http.events import typed_event
 from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.generation import Generation, OpenedFrom, close_contexts, run
@@ -47,7 +48,7 @@ from jaxctx_server.http.openai.responses.record import (
     state_document,
 )
 from jaxctx_server.http.openai.responses.request import ResponsesRequest, parse_responses_request, response_tools
-from jaxctx_server.http.stored import save_state, ttl_of
+from jaxctx_server.http.stored import check_document, save_state, ttl_of
 
 Json = dict[str, Any]
 
@@ -88,7 +89,7 @@ async def create_response(call: HttpCall) -> Response:
     async with aclosing(events):
         async for event in events:
             last = event
-    return JSONResponse(last["response"])
+    return json_response(last["response"])
 
 
 async def numbered(events: AsyncGenerator[Json, None]) -> AsyncGenerator[str, None]:
@@ -155,6 +156,8 @@ async def begin_response(call: HttpCall, request: ResponsesRequest) -> ResponseR
         source, new_messages = OpenedFrom(base.state.name, base.state.version), chat_messages(request.items)
     if not new_messages:
         raise InvalidArgument.field("input", "must have at least one item")
+    if request.store or request.conversation_id is not None:
+        check_document(conversation.document(), "input")  # before anything is computed for it
     formats = await chat_formats(call, request.create.model_id)
     use = ToolUse(tools=conversation.tools, **request.tool_choice)
     formats.prepare(request.generate, use)
@@ -240,6 +243,9 @@ async def store_response(call: HttpCall, made: ResponseRun) -> None:
     items = [*made.conversation.items, *made.output.items]
     conversation = Conversation(instructions=made.conversation.instructions, tools=made.conversation.tools, items=items)
     context_id, output_count = made.generation.context_id, len(made.output.items)
+    response_document = state_document(response_json(made, call), conversation, output_count)
+    if request.store:
+        check_document(response_document, "input")  # before the conversation is changed
     if base is not None and request.conversation_id is not None:
         document = state_document(base.resource, conversation)
         try:
@@ -248,9 +254,8 @@ async def store_response(call: HttpCall, made: ResponseRun) -> None:
             message = "conversation: another response was added to it meanwhile"
             raise Aborted(message, reason=error.reason) from None
     if request.store:
-        document = state_document(response_json(made, call), conversation, output_count)
         ttl = ttl_of(call.frontend.response_ttl_s)
-        await save_state(call, context_id, made.response_id, document, ttl)
+        await save_state(call, context_id, made.response_id, response_document, ttl)
 
 
 def response_json(made: ResponseRun, call: HttpCall) -> Json:
