@@ -145,8 +145,9 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
         if generation.fill is not None:
             await fill(call, generation, generation.fill)
         if generation.generate is not None:
-            async for part in generate(call, generation, generation.generate):
-                yield part
+            async with aclosing(generate(call, generation, generation.generate)) as parts:
+                async for part in parts:
+                    yield part
         is_complete = True
     finally:
         if not (generation.keep and is_complete):

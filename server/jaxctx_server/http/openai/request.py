@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from jaxctx.errors import InvalidArgument
@@ -196,6 +197,8 @@ def used_names(fields: Json) -> dict[str, str]:
 
 def set_field(message: Message, contract_name: str, value: object, name: str) -> None:
     """Set a field of a message. Raises InvalidArgument with the name of this API for a value of another type."""
+    if isinstance(value, bool) and message.DESCRIPTOR.fields_by_name[contract_name].type != FieldDescriptor.TYPE_BOOL:
+        raise InvalidArgument.field(name, "has a value of another type")  # it would be read as 0 or 1
     if isinstance(value, list | dict):
         check_entries(message, contract_name, value, name)
     try:

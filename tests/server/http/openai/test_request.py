@@ -9,9 +9,10 @@ import openai
 import pytest
 
 import jaxctx
+from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx_server.http.openai.completions import parse_completion
-from jaxctx_server.http.openai.request import StreamOptions
+from jaxctx_server.http.openai.request import StreamOptions, parse_shared
 from tests.server.http.client import HttpClient
 from tests.server.http.openai.harness import GREEDY, completed_alone, no_context_left
 
@@ -190,3 +191,10 @@ async def test_what_nobody_knows_is_told_once(web: HttpClient, caplog: pytest.Lo
             assert (await web("POST", "/v1/completions", asked)).status == 200
     told = [each.getMessage() for each in caplog.records if each.name == "jaxctx.http"]
     assert [each.rpartition(": ")[2] for each in told] == ["'of_tomorrow'", "'" + "x" * 63, r"'a\nb'"]
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "seed", "n", "max_tokens", "min_p"])
+def test_a_truth_value_is_no_number(name: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        parse_shared({name: True})
+    assert raised.value.violations[0].field == name

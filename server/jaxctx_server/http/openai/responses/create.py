@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from jaxctx.errors import Aborted, InvalidArgument, JaxctxError, NotFound
 from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages
@@ -25,7 +25,7 @@ from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.chat_output import ToolUse, formats_of
 from jaxctx_server.http.contextcache.use import ContextUse, UsingResponse, find_use, saved_before_end
 from jaxctx_server.http.endpoint import EventStream
-from jaxctx_server.http.errors import json_text
+from jaxctx_server.http.errors import json_response, json_text
 from jaxctx_server.http.events import typed_event
 from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.generation import Generation, OpenedFrom, close_contexts, run
@@ -43,7 +43,7 @@ from jaxctx_server.http.openai.responses.record import (
 )
 from jaxctx_server.http.openai.responses.request import ResponsesRequest, parse_responses_request
 from jaxctx_server.http.openai.responses.response_run import ResponseRun
-from jaxctx_server.http.stored import delete_state, save_state, ttl_of
+from jaxctx_server.http.stored import check_document, delete_state, save_state, ttl_of
 from jaxctx_server.http.token_pieces import TokenPieces, tokens_of
 
 Json = dict[str, Any]
@@ -88,7 +88,7 @@ async def respond(call: HttpCall, request: ResponsesRequest, use: ContextUse | N
     async with aclosing(events):
         async for event in events:
             last = event
-    return JSONResponse(last["response"])
+    return json_response(last["response"])
 
 
 async def numbered(events: AsyncGenerator[Json, None]) -> AsyncGenerator[str, None]:
@@ -193,6 +193,8 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
         source, new_messages = OpenedFrom(base.state.name, base.state.version), chat_messages(request.items)
     if not new_messages:
         raise InvalidArgument.field("input", "must have at least one item")
+    if request.store or request.conversation_id is not None:
+        check_document(conversation.document(), "input")  # before anything is computed for it
     if use is not None and use.base is not None:
         request.create.model_id = use.base.model_id
     model = await call.unary(call.services.models.get_model, GetModelRequest(model_id=request.create.model_id))

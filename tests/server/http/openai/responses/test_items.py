@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.http.openai.responses.items import MAX_INPUT_ITEMS, chat_messages, new_id, parse_input
+from jaxctx_server.http.openai.responses.items import MAX_INPUT_ITEMS, chat_messages, new_id, parse_input, parse_items
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "4"}
@@ -101,3 +101,18 @@ def test_too_many_items() -> None:
     assert len(parse_input([item] * MAX_INPUT_ITEMS)) == MAX_INPUT_ITEMS
     with pytest.raises(InvalidArgument):
         parse_input([item] * (MAX_INPUT_ITEMS + 1))
+
+
+def test_items_of_the_assistant_that_follow_each_other_are_one_message() -> None:
+    thoughts = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    answer = {"role": "assistant", "content": "a"}
+    question = {"role": "user", "content": "q"}
+    items = parse_items([question, thoughts, thoughts, answer, call, answer, question], "input")
+    told = [(each.role, each.content, each.reasoning, len(each.tool_calls)) for each in chat_messages(items)]
+    assert told == [
+        ("user", "q", "", 0),
+        ("assistant", "a", "hmhm", 1),
+        ("assistant", "a", "", 0),
+        ("user", "q", "", 0),
+    ]
