@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from jaxctx_server.grpc.server import make_server
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
+from tests.e2e.long_model import long_server
+from tests.e2e.server_processes import Server
 from tests.echo import echo_text
 from tests.engines import Clock
 
@@ -37,6 +39,14 @@ def engine(make_engine, engine_config) -> LocalEngine:
 def compile_cache() -> Path:
     """Where servers that are processes keep compiled steps: each size compiles once a session, of all its workers."""
     return Path(os.environ["JAX_COMPILATION_CACHE_DIR"]) / "servers"
+
+
+@pytest.fixture(scope="session")
+def long_model(compile_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server process of the model "long", see `long_model.py`: one for all tests of clients that a worker runs."""
+    server = long_server(compile_cache, tmp_path_factory.mktemp("long"))
+    yield server
+    server.kill()
 
 
 TENANTS = ("alice", "bob")

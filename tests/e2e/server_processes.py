@@ -55,6 +55,9 @@ class Server:
         found = re.search(r"gRPC +(\S+:\d+)", self.banner)
         assert found, f"{self.banner}{self.end()[1]}"
         self.address = found[1]
+        http = re.search(r"HTTP +(https?://\S+:\d+)", self.banner)
+        assert http, self.banner
+        self.http_url = http[1]  # without a path
 
     def end(self) -> tuple[int, str]:
         """Exit status and standard error, once it has ended by itself."""

@@ -63,7 +63,7 @@ FILES = [
     stored_pb2,
 ]
 # Messages that have no class: clients say what to write as dicts; the store and the validator have types of their own.
-WITHOUT_CLASS = {"ChatMessage", "ChatMessages", "ToolCall"}
+WITHOUT_CLASS = {"ChatMessage", "ChatMessages", "ToolCall", "TokenPiece"}
 WITHOUT_CLASS_FILES = {"jaxctx/v1/stored.proto", "jaxctx/v1/rules.proto"}
 
 

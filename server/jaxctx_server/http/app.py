@@ -1,6 +1,7 @@
 """All HTTP paths in one Starlette application."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -10,6 +11,8 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxctx_server.http.anthropic.app import anthropic_routes
+from jaxctx_server.http.contextcache.app import contextcache_routes
+from jaxctx_server.http.contextcache.registry import ContextRegistry
 from jaxctx_server.http.errors import OPENAI_ERRORS, HttpError
 from jaxctx_server.http.frontend import Frontend
 from jaxctx_server.http.openai.app import openai_routes
@@ -34,10 +37,21 @@ class HttpAccess:
     """Origins whose pages may read answers, as "https://example.org"."""
 
 
-def make_app(backend: Backend, access: HttpAccess | None = None, *, response_ttl_s: float | None = None) -> Starlette:
-    """The application of a server. `response_ttl_s` is how long responses are kept; None: for ever."""
+def make_app(
+    backend: Backend,
+    access: HttpAccess | None = None,
+    *,
+    response_ttl_s: float | None = None,
+    wall_time: Callable[[], float] = time.time,
+) -> Starlette:
+    """The application of a server. `response_ttl_s` is how long responses are kept; None: for ever. `wall_time` is the
+    clock that tells when they were made, in seconds since 1970.
+    """
     access = access or HttpAccess()
-    middleware = [Middleware(HostCheck, allowed_hosts=access.allowed_hosts)]
+    middleware = [
+        Middleware(HostCheck, allowed_hosts=access.allowed_hosts),
+        Middleware(OriginCheck, allowed_origins=access.cors_origins),
+    ]
     if access.cors_origins:
         middleware.append(
             Middleware(
@@ -45,15 +59,27 @@ def make_app(backend: Backend, access: HttpAccess | None = None, *, response_ttl
                 allow_origins=list(access.cors_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "request-id", "x-session-id", "retry-after"],
+                expose_headers=["x-request-id", "request-id", "x-session-id", "x-session-cache", "retry-after"],
             )
         )
     app = Starlette(
-        routes=[*openai_routes(), *anthropic_routes(), *program_routes(), *ops_routes(), *page_routes()],
+        routes=[
+            *openai_routes(),
+            *anthropic_routes(),
+            *contextcache_routes(),
+            *program_routes(),
+            *ops_routes(),
+            *page_routes(),
+        ],
         middleware=middleware,
         exception_handlers=EXCEPTION_HANDLERS,
     )
-    app.state.frontend = Frontend(backend=backend, response_ttl_s=response_ttl_s)
+    app.state.frontend = Frontend(
+        backend=backend,
+        response_ttl_s=response_ttl_s,
+        wall_time=wall_time,
+        kept_contexts=ContextRegistry(wall_time),
+    )
     return app
 
 
@@ -70,6 +96,28 @@ class HostCheck:
         if scope["type"] in ("http", "websocket") and not self._any:
             if host_name(HTTPConnection(scope).headers.get("host", "")) not in self._allowed:
                 app = OPENAI_ERRORS.response(HttpError(400, "the host is not one of this server's names"))
+        await app(scope, receive, send)
+
+
+class OriginCheck:
+    """Middleware that refuses WebSockets of pages of other origins than those allowed and the server's own.
+
+    A browser lets any page open one, and tells only the server where the page is from. Other clients tell no origin.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_origins: Sequence[str]) -> None:
+        self._app = app
+        self._any = "*" in allowed_origins
+        self._allowed = {origin.lower() for origin in allowed_origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "websocket" and not self._any:
+            headers = HTTPConnection(scope).headers
+            scheme = "https" if scope["scheme"] == "wss" else "http"
+            own_origin = f"{scheme}://{headers.get('host', '')}".lower()
+            if headers.get("origin", own_origin).lower() not in (own_origin, *self._allowed):
+                app = OPENAI_ERRORS.response(HttpError(403, "pages of this origin must not connect"))
         await app(scope, receive, send)
 
 

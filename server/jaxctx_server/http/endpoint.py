@@ -37,11 +37,13 @@ def api_route(
     *,
     method: str,
     errors: ErrorForm = OPENAI_ERRORS,
+    headers: Sequence[str] = (),
 ) -> Route:
     """A route of an API. `method` is the method of the contract that it stands for, "/jaxctx.v1.ContextService/Fill":
-    the caller's key must allow that. `errors` is the form that errors have in this API.
+    the caller's key must allow that. `errors` is the form that errors have in this API. `headers` are those that the
+    handler reads and that other paths refuse (see `headers.py`).
     """
-    return Route(path, Endpoint(handler, method, errors), methods=list(methods))
+    return Route(path, Endpoint(handler, method, errors, headers), methods=list(methods))
 
 
 class EventStream(Response):
@@ -114,6 +116,7 @@ class Endpoint:
     handler: Handler
     method: str
     errors: ErrorForm
+    headers: Sequence[str] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -122,7 +125,7 @@ class Endpoint:
         frontend = frontend_of(scope)
         try:
             async with frontend.backend.pipeline.admit(call, transport_errors=(ClientDisconnect,)):
-                check_headers(request)
+                check_headers(request, self.headers)
                 body = await read_body(request) if request.method in METHODS_WITH_BODY else b""
                 async with ended_by_disconnect(receive):
                     response = await self.handler(make_call(request, body, frontend, call))

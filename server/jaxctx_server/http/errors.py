@@ -49,6 +49,9 @@ TYPE_OF_STATUS = {  # names that clients of both APIs know
     504: "timeout_error",
 }
 HTTP_REASON = "HTTP"
+# Made once: `json.dumps` makes one for each call.
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class HttpError(InvalidArgument):
@@ -106,8 +109,8 @@ OPENAI_ERRORS = ErrorForm(openai_error_body, openai_error_event)
 
 def json_text(value: Any) -> str:
     """A value as JSON. Lone surrogates, which UTF-8 has not, are escaped."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text if text.isascii() or is_unicode(text) else json.dumps(value, separators=(",", ":"))
+    text = ENCODER.encode(value)
+    return text if text.isascii() or is_unicode(text) else ASCII_ENCODER.encode(value)
 
 
 def json_response(value: Any) -> Response:

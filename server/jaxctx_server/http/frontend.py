@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from starlette.types import Scope
 
+from jaxctx_server.http.contextcache.registry import ContextRegistry
 from jaxctx_server.http.pieces import PieceCache
 from jaxctx_server.services import Backend
 
@@ -22,8 +24,12 @@ class Frontend:
 
     backend: Backend
     response_ttl_s: float | None = None  # how long responses and conversations are kept; None: for ever
+    wall_time: Callable[[], float] = time.time  # seconds since 1970
+    kept_contexts: ContextRegistry = field(default_factory=ContextRegistry)
     pieces: PieceCache = field(default_factory=PieceCache)
     background_tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    websockets: set[str] = field(default_factory=set)
+    """Peers of the WebSockets that are open."""
     logged_fields: set[str] = field(default_factory=set)
     """Names of unknown fields that were logged, or how they begin; each is logged once."""
 

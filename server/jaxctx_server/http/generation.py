@@ -2,9 +2,10 @@
 
     new context ─┐
     fork         ├─▶ Forward … ─▶ Fill ─▶ Generate (stream) ─▶ CloseContext, unless the contexts are kept
-    snapshot    ─┘
+    snapshot    ─┘    (Rewind)
 
-Forward is there only if the log probabilities of the prompt's own tokens are wanted.
+Rewind is there only if what the context has is not all wanted, Forward only if the log probabilities of the prompt's
+own tokens are wanted.
 
 The contexts are closed however it ends: also when the client leaves or a call fails. Should that be prevented, they end
 by their time to live.
@@ -26,6 +27,7 @@ from jaxctx.v1.context_service_pb2 import (
     ForwardRequest,
     GenerateRequest,
     GenerateResponse,
+    RewindRequest,
     UpdateContextRequest,
 )
 from jaxctx.v1.forward_pb2 import ForwardOutputParams
@@ -51,6 +53,7 @@ class OpenedFrom:
 
     name: str
     version: int | None = None  # None: the latest
+    recompute: bool = False  # also one of another model revision, whose tokens are then computed anew
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ class PromptUsage:
     computed_tokens: int = 0  # of the prompt: newly written to the cache; the others were cached
     restored_tokens: int = 0  # of the cached ones: brought back from other tiers
     completion_tokens: int = 0  # so far
+    reopened_tokens: int = 0  # of a snapshot: computed again, as their pages were lost
     page_size: int = 1
     _outputs_begun: set[int] = field(default_factory=set)  # their indexes
 
@@ -107,8 +111,9 @@ class PromptScoring:
 class Generation:
     """A prompt, how it is continued, and what has become of it so far. The ids of contexts are chosen by `run`."""
 
-    create: CreateContextRequest  # of a new context; with a `source` only its time to live is used
+    create: CreateContextRequest  # of a new context; with a `source` its time to live and its priority are used
     source: ForkOf | OpenedFrom | None = None  # None: a new context
+    rewind_to: int | None = None  # how many tokens of the `source` to keep; None: all
     fill: FillRequest | None = None  # what is appended first; None: nothing
     generate: GenerateRequest | None = None  # None: only fill, which computes the prompt
     scoring: PromptScoring | None = None  # also score the prompt: a new context, and `fill` with tokens
@@ -132,6 +137,9 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
     is_complete = False
     try:
         await begin(call, generation)
+        if generation.rewind_to is not None:
+            request = RewindRequest(context_id=generation.context_id, to=generation.rewind_to)
+            await call.unary(call.services.contexts.rewind, request)
         if generation.scoring is not None and generation.fill is not None:
             await score(call, generation, generation.scoring, generation.fill)
         if generation.fill is not None:
@@ -160,10 +168,18 @@ async def begin(call: HttpCall, generation: Generation) -> None:
             # A child has the parent's time to live, which is not that of a single request.
             update = UpdateContextRequest(context_id=context_id, ttl=ttl)
             context = (await call.unary(contexts.update_context, update)).context
-        case OpenedFrom(name, version):
-            opening = OpenRequest(name=name, version=version, context_id=context_id, ttl=ttl)
+        case OpenedFrom(name, version, recompute):
+            opening = OpenRequest(
+                name=name,
+                version=version,
+                recompute=recompute,
+                context_id=context_id,
+                ttl=ttl,
+                priority=generation.create.priority,
+            )
             opened = await call.unary(call.services.snapshots.open, opening)
             generation.usage.computed_tokens += opened.computed
+            generation.usage.reopened_tokens += opened.computed
             generation.usage.restored_tokens += opened.restored
             context = opened.context
     generation.model_id = context.model_id

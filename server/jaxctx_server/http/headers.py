@@ -1,5 +1,7 @@
 """Headers: those that change what a request means to other servers are refused rather than ignored."""
 
+from collections.abc import Collection
+
 from starlette.requests import Request
 
 from jaxctx.errors import InvalidArgument
@@ -14,8 +16,8 @@ UNSUPPORTED_HEADERS = (
 )
 
 
-def check_headers(request: Request) -> None:
-    """Raise InvalidArgument for an unsupported header, with its name."""
+def check_headers(request: Request, read: Collection[str] = ()) -> None:
+    """Raise InvalidArgument for an unsupported header, with its name. `read`: those that the path reads."""
     for name in UNSUPPORTED_HEADERS:
-        if name in request.headers:
+        if name in request.headers and name not in read:
             raise InvalidArgument.field(name, "is a header that is not supported here")

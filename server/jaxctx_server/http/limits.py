@@ -24,6 +24,7 @@ HEADERS_TIMEOUT_S = 10.0  # from the start of a connection, or of another reques
 BODY_TIMEOUT_S = 30.0  # from there to the end of the body
 KEEP_ALIVE_S = 5  # between two requests
 LINGER_S = 1.0  # a refused connection stays open for so long, so that the client can read the answer
+MAX_WEBSOCKET_HEADERS, MAX_WEBSOCKET_HEADER_BYTES = 100, 8000  # of a request for a WebSocket
 HEADER_SLICE_BYTES = 4 << 10  # bytes that are parsed at once until the headers are known not to be too long
 JSON_HEADER = (b"content-type", b"application/json")
 
@@ -33,6 +34,7 @@ class LimitedProtocol(H11Protocol):
 
     _waiting_for: Literal["headers", "body"] | None = None
     _refused = False  # what still arrives is dropped
+    _upgraded = False  # it is a WebSocket now, with a protocol of its own
     _timer: asyncio.TimerHandle | None = None
     opened_at = 0.0  # on the clock of the event loop
 
@@ -54,7 +56,7 @@ class LimitedProtocol(H11Protocol):
             data = data[HEADER_SLICE_BYTES:]
         if data and not self._refused:
             super().data_received(data)
-        if self._refused:
+        if self._refused or self._upgraded:
             return
         if self.conn.their_state is h11.IDLE:
             self._wait_for("headers")
@@ -62,6 +64,21 @@ class LimitedProtocol(H11Protocol):
             self._wait_for("body")
         else:
             self._wait_for(None)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over to uvicorn's protocol for WebSocket."""
+        self._upgraded = True
+        self._wait_for(None)
+        super().handle_websocket_upgrade(event)
+
+    def _should_upgrade(self) -> bool:
+        """Whether a request asks for a WebSocket. What the package websockets could not parse is left to HTTP."""
+        return (
+            self.scope["method"] == "GET"
+            and len(self.headers) <= MAX_WEBSOCKET_HEADERS
+            and all(len(name) + len(value) <= MAX_WEBSOCKET_HEADER_BYTES for name, value in self.headers)
+            and super()._should_upgrade()
+        )
 
     def is_idle(self) -> bool:
         """Whether this connection has no request, or none any more."""
@@ -71,6 +88,8 @@ class LimitedProtocol(H11Protocol):
         """Refuse what h11 cannot parse; uvicorn calls this while it handles h11's error."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        if status >= 500:  # of a transfer-encoding other than chunked; it is the client that is wrong
+            status = 400
         if status == 431:
             msg = f"the headers must have up to {MAX_HEADER_BYTES} bytes"
         self.refuse(status, msg)

@@ -13,13 +13,14 @@ from google.protobuf import json_format
 from starlette.requests import Request
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.http.errors import JSON_MEDIA_TYPE, HttpError
+from jaxctx_server.http.errors import JSON_MEDIA_TYPE, HttpError, is_unicode
 
 MAX_BODY_BYTES = 8 << 20  # as large as a message of the gRPC server
 MAX_DEPTH = 100  # lists and objects inside each other: as many as JSON of a message of the contract may have
 QUOTED = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 BRACKET = re.compile(rb"[\[\]{}]")
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # escaped in JSON; most are pairs, which are one character
 
 PARSE_ERRORS = (
     json_format.ParseError,
@@ -56,10 +57,10 @@ def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
     """The value of a JSON text of up to `max_values` values, with up to `max_parts` texts, names, lists and objects.
 
     Raises InvalidArgument for more, and for more than `MAX_DEPTH` lists and objects inside each other, before anything
-    is parsed, and what `json.loads` raises for what is no JSON: also for another encoding than UTF-8, in which bytes
-    could not be counted, and for NaN and infinite numbers, which JSON does not have.
+    is parsed, and for a lone surrogate; what `json.loads` raises for what is no JSON: also for another encoding than
+    UTF-8, in which bytes could not be counted, and for NaN and infinite numbers, which JSON does not have.
     """
-    text = data.decode()
+    text = data.decode("utf-8-sig")  # of bytes, json.loads would take other encodings, and half characters
     parts = data.count(b'"') // 2 + data.count(b"[") + data.count(b"{")
     values = data.count(b",") + 1
     if parts > max_parts or values > max_values:
@@ -72,7 +73,10 @@ def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
         if values > max_values:
             raise InvalidArgument(f"the body must have up to {max_values} values")
     check_depth(data)
-    return json.loads(text, parse_constant=refuse_constant, parse_float=finite_float)
+    value = json.loads(text, parse_constant=refuse_constant, parse_float=finite_float)
+    if SURROGATE.search(data) is not None:
+        check_is_unicode(value)
+    return value
 
 
 def check_depth(data: bytes) -> None:
@@ -97,3 +101,16 @@ def finite_float(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number is too large")
     return number
+
+
+def check_is_unicode(value: Any) -> None:
+    """Raise InvalidArgument if a text or a name has half of a character, which no text of the contract can hold.
+
+    The error names the field of the body in which it is.
+    """
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            if is_unicode(name) and not is_unicode(json.dumps(entry, ensure_ascii=False)):
+                raise InvalidArgument.field(name, "has a lone surrogate")
+    if not is_unicode(json.dumps(value, ensure_ascii=False)):
+        raise InvalidArgument("the body has a lone surrogate")

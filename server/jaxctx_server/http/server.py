@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from jaxctx_server.http.limits import KEEP_ALIVE_S, MAX_HEADER_BYTES, LimitedProtocol
+from jaxctx_server.http.request_body import MAX_BODY_BYTES
 
 SHUTDOWN_TIMEOUT_S = 5.0  # for answers that are on their way when all work is done
 
@@ -61,7 +62,9 @@ def uvicorn_config(app: ASGIApp, tls: ssl.SSLContext | None = None) -> uvicorn.C
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
-        ws="none",
+        ws="websockets-sansio",
+        ws_max_size=MAX_BODY_BYTES,
+        ws_per_message_deflate=False,  # a few bytes could become many
         lifespan="off",
         access_log=False,
         log_config=None,

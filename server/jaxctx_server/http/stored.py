@@ -7,6 +7,7 @@ server ends.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from jaxctx_server.http.errors import json_text
 
 Json = dict[str, Any]
 MAX_DOCUMENT_BYTES = 4 << 20  # as JSON: as large as the attachment of a snapshot may be
+MAX_VERSIONS = 2  # of a state: who has just read the one before can still open it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +48,20 @@ async def save_state(
     call: HttpCall,
     context_id: str,
     name: str,
-    document: Json,
+    document: Json | None,
     ttl: Ttl,
     *,
     replaces: int | None = None,
     must_last: bool = True,
+    labels: Mapping[str, str] | None = None,
+    max_versions: int = MAX_VERSIONS,
 ) -> Snapshot:
     """Keep the state of a context and a document under a name. Returns once that is as durable as the server can make
     it; with `must_last` false it is only kept in memory.
 
-    `replaces` is the version that this one replaces; None: the name is new. Raises AlreadyExists, Aborted
-    (VERSION_MISMATCH) if another version became the latest meanwhile, and ResourceExhausted for a quota.
+    `document` None: there is none. `replaces` is the version that this one replaces; None: the name is new.
+    `max_versions` is how many versions of the name are kept. Raises AlreadyExists, Aborted (VERSION_MISMATCH) if
+    another version became the latest meanwhile, and ResourceExhausted for a quota.
     """
     request = pb.SaveRequest(
         context_id=context_id,
@@ -64,7 +69,9 @@ async def save_state(
         overwrite_version=replaces,
         ttl=ttl,
         durable=must_last,
-        attachment=json_text(document).encode(),
+        labels=labels,
+        attachment=b"" if document is None else json_text(document).encode(),
+        max_versions=max_versions,
     )
     try:
         return (await call.unary(call.services.snapshots.save, request)).snapshot

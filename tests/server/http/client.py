@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -76,9 +77,11 @@ def output_of(tokens: int = 8, **fields: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def http_server(backend: Backend, access: HttpAccess | None = None) -> AsyncIterator[HttpClient]:
+async def http_server(
+    backend: Backend, access: HttpAccess | None = None, wall_time: Callable[[], float] = time.time
+) -> AsyncIterator[HttpClient]:
     """An HTTP server of a backend, in the event loop of the test."""
-    server = HttpServer(make_app(backend, access), bind_tcp("127.0.0.1", 0))
+    server = HttpServer(make_app(backend, access, wall_time=wall_time), bind_tcp("127.0.0.1", 0))
     await server.start()
     try:
         yield HttpClient(server.port)

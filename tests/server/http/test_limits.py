@@ -58,6 +58,13 @@ async def serves(web: HttpClient) -> None:
     assert (await web("GET", "/v1/models")).status == 200
 
 
+@pytest.mark.parametrize("coding", [b"gzip", b"chunked\r\ntransfer-encoding: chunked"])
+async def test_a_transfer_coding_that_is_not_supported_is_the_clients_mistake(web: HttpClient, coding: bytes) -> None:
+    asked = await Connection.to(web, HEAD % BODY_PATHS[0] + b"transfer-encoding: " + coding + b"\r\n\r\n")
+    assert (await asked.answer())[0] == 400
+    await serves(web)
+
+
 @pytest.mark.parametrize("data", [b"", b"G", b"GET / HTTP/1.1\r\nhost: loc", HEAD % BODY_PATHS[0]])
 async def test_headers_that_do_not_end(web: HttpClient, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(limits, "HEADERS_TIMEOUT_S", 0.3)

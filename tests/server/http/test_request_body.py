@@ -103,9 +103,31 @@ class TestJson:
         with pytest.raises(request_body.PARSE_ERRORS):
             parse_json(b'{"a": [' + number + b"]}", max_values=10, max_parts=10)
 
-    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"])
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
     def test_another_encoding(self, encoding: str) -> None:
         """In UTF-16, U+2200 has the byte of a quotation mark: lists between two of them would not be counted."""
         data = '{"a": "\u00e9"}'.encode(encoding)
         with pytest.raises(request_body.PARSE_ERRORS):
             parse_json(data, max_values=10, max_parts=10)
+
+    @pytest.mark.parametrize(
+        ("data", "field"),
+        [
+            (b'{"a": 1, "b": ["\\ud800"]}', "b"),
+            (b'{"b": {"\\uDFFF": 1}}', "b"),
+            (b'{"\\ud800": 1}', None),
+            (b'["\\ud800"]', None),
+        ],
+    )
+    def test_half_of_a_character(self, data: bytes, field: str | None) -> None:
+        with pytest.raises(InvalidArgument, match="lone surrogate") as refused:
+            parse_json(data, max_values=100, max_parts=100)
+        assert [each.field for each in refused.value.violations] == ([] if field is None else [field])
+
+    def test_whole_characters(self) -> None:
+        assert parse_json(b'["\\ud83e\\udd80", "\\\\ud800"]', max_values=9, max_parts=9) == ["🦀", "\\ud800"]
+
+    @pytest.mark.parametrize("data", ['{"a": 1}'.encode("utf-16"), b'"\xed\xa0\x80"', b'{"a": "\xff"}'])
+    def test_other_encodings_than_utf_8(self, data: bytes) -> None:
+        with pytest.raises(request_body.PARSE_ERRORS):
+            parse_json(data, max_values=100, max_parts=100)

@@ -112,6 +112,7 @@ async def answer_events(call: HttpCall, answer: Answer) -> AsyncGenerator[Json, 
             "type": "message_delta",
             "delta": {"stop_reason": answer.stop_reason, "stop_sequence": answer.stop_sequence},
             "usage": usage_json(answer.generation.usage),
+            **context_management_json(answer),
         }
         yield {"type": "message_stop"}
     except JaxctxError as error:
@@ -181,9 +182,15 @@ def message_json(answer: Answer) -> Json:
         "stop_sequence": answer.stop_sequence,
         "usage": usage_json(answer.generation.usage),
     }
+    message |= context_management_json(answer)
     if answer.request.wants_diagnosis:
         message["diagnostics"] = answer.diagnostics
     return message
+
+
+def context_management_json(answer: Answer) -> Json:
+    """Which edits of the context were applied: none; nothing if the request asks for none."""
+    return {"context_management": {"applied_edits": []}} if answer.request.has_context_management else {}
 
 
 def usage_json(usage: PromptUsage) -> Json:

@@ -18,11 +18,10 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed", "repetition
 IGNORED_FIELDS = ("metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas", "anthropic_beta")
 OWN_FIELDS = (
     *("model", "messages", "system", "max_tokens", "stop_sequences", "stream", "thinking", "tools", "tool_choice"),
-    *("output_config", "output_format", "diagnostics", "cache_salt", "ignore_eos", "min_tokens"),
+    *("output_config", "output_format", "diagnostics", "cache_salt", "ignore_eos", "min_tokens", "context_management"),
 )
 UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "container": (),
-    "context_management": (),
     "mcp_servers": ([],),
     "user_profile_id": (),
     "workspace_id": (),
@@ -51,6 +50,7 @@ class MessagesRequest:
     tools: Sequence[str]  # JSON texts as the chat template reads them
     tool_choice: ToolChoice
     stream: bool
+    has_context_management: bool  # edits of the context are asked for; none is ever applied
     wants_diagnosis: bool
     previous_message_id: str | None
     unknown_fields: tuple[str, ...]
@@ -74,6 +74,7 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
         tools=tools,
         tool_choice=choice,
         stream=parse_truth("stream", fields.get("stream", False)),
+        has_context_management=parse_context_management(fields.get("context_management")),
         wants_diagnosis=diagnostics is not None,
         previous_message_id=previous,
         unknown_fields=tuple(name for name in fields if name not in KNOWN_FIELDS),
@@ -124,6 +125,25 @@ def parse_generation(fields: Json) -> GenerateRequest | None:
     if schema is not None:
         generate.output_format.CopyFrom(OutputFormat(json_schema=schema))
     return generate
+
+
+def parse_context_management(value: object) -> bool:
+    """Whether edits of the context are asked for. Raises InvalidArgument naming the field.
+
+    Edits take old thoughts and results of tools out of a prompt that has become long. This server computes what it is
+    given, and answers that it has applied none. Coding agents ask for edits in every request.
+    """
+    if value is None:
+        return False
+    if not isinstance(value, dict):
+        raise InvalidArgument.field("context_management", "must be an object")
+    edits = value.get("edits", [])
+    if not isinstance(edits, list):
+        raise InvalidArgument.field("context_management.edits", "must be a list")
+    for index, edit in enumerate(edits):
+        if not isinstance(edit, dict) or not isinstance(edit.get("type"), str):
+            raise InvalidArgument.field(f"context_management.edits[{index}].type", "must be a text")
+    return True
 
 
 def output_schema(fields: Json) -> str | None:

@@ -15,10 +15,11 @@ from jaxctx.errors import InvalidArgument, JaxctxError
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx.v1.model_service_pb2 import GetModelRequest, Model
 from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.contextcache.use import ContextUse, UsingResponse, find_use, saved_before_end
 from jaxctx_server.http.endpoint import EventStream
 from jaxctx_server.http.errors import JSON_MEDIA_TYPE, json_text
 from jaxctx_server.http.events import DONE
-from jaxctx_server.http.generation import Generation
+from jaxctx_server.http.generation import Generation, close_contexts
 from jaxctx_server.http.openai.errors import with_openai_names
 from jaxctx_server.http.openai.outputs import (
     Output,
@@ -26,6 +27,7 @@ from jaxctx_server.http.openai.outputs import (
     PromptPart,
     TextRequest,
     make_generation,
+    run_prompt,
     run_prompts,
 )
 from jaxctx_server.http.openai.usage import usage_json
@@ -49,6 +51,7 @@ class Answer:
     prompts: Sequence[Prompt]
     generations: Sequence[Generation]  # of each prompt
     outputs: Sequence[Output]  # all of the first prompt, then those of the next one
+    use: ContextUse | None = None  # of a kept context, by the one prompt and its one output
     loaded_prompts: set[int] = field(default_factory=set)  # whose tokens were asked for
 
     @property
@@ -90,7 +93,14 @@ class Answer:
 
     def parts(self, call: HttpCall) -> AsyncGenerator[PromptPart, None]:
         """The parts of all outputs. To be closed as soon as it is no longer read."""
+        if self.use is not None:
+            return run_use(call, self.use, self.generations[0])
         return run_prompts(call, self.generations, self.outputs_per_prompt)
+
+    def further_fields(self) -> Json:
+        """Fields behind the others, of a whole answer or of the first chunk."""
+        fields = self.request.answer_fields(self.prompts)
+        return fields if self.use is None else {**fields, **self.use.fields(self.generations[0])}
 
 
 def fingerprint(model: Model) -> str:
@@ -98,11 +108,26 @@ def fingerprint(model: Model) -> str:
     return "fp_" + hashlib.sha256(model.model_revision.encode()).hexdigest()[:10]
 
 
-async def answer(call: HttpCall, request: TextRequest) -> Response:
-    """All outputs of a request, or a stream of their parts. Raises JaxctxError."""
+async def answer(call: HttpCall, request: TextRequest, *, makes_context: bool = False) -> Response:
+    """All outputs of a request, or a stream of their parts. Raises JaxctxError.
+
+    A kept context is used if the headers ask for that; with `makes_context` one is made in any case.
+    """
     call.frontend.log_unknown_fields(request.shared.unknown_fields)
+    use = await find_use(call, request.shared.create.model_id, creates=makes_context)
+    if use is None:
+        return await answer_with(call, request, None)
     try:
-        made = await begin_answer(call, request)
+        return UsingResponse(call, use, await answer_with(call, request, use))
+    except BaseException:
+        use.release(call)
+        raise
+
+
+async def answer_with(call: HttpCall, request: TextRequest, use: ContextUse | None) -> Response:
+    """The answer that uses a kept context, or none."""
+    try:
+        made = await begin_answer(call, request, use)
         if request.shared.streaming.stream:
             return EventStream(stream_events(call, made))
         await collect_outputs(call, made)
@@ -113,13 +138,19 @@ async def answer(call: HttpCall, request: TextRequest) -> Response:
     return await asyncio.to_thread(whole_answer, made)
 
 
-async def begin_answer(call: HttpCall, request: TextRequest) -> Answer:
+async def begin_answer(call: HttpCall, request: TextRequest, use: ContextUse | None = None) -> Answer:
     """Find out all that is needed before anything is computed. Raises JaxctxError."""
     shared = request.shared
+    if use is not None and use.base is not None:
+        shared.create.model_id = use.base.model_id
     asked = GetModelRequest(model_id=shared.create.model_id)
     model = (await call.unary(call.services.models.get_model, asked)).model
     prompts = await request.prompts(call, model)
     await check_options(call, shared.generate, len(prompts))
+    generations = [make_generation(shared, prompt) for prompt in prompts]
+    if use is not None:
+        check_one_output(request, prompts)
+        await use.prepare(call, model, generations[0])
     pieces = TokenPieces(call, model.model_id, model.model_revision)
     for prompt in prompts:
         if prompt.scoring is not None:
@@ -131,9 +162,31 @@ async def begin_answer(call: HttpCall, request: TextRequest) -> Answer:
         model=model,
         pieces=pieces,
         prompts=prompts,
-        generations=[make_generation(shared, prompt) for prompt in prompts],
+        generations=generations,
         outputs=[request.new_output(prompt, pieces) for prompt in prompts for _ in range(shared.outputs)],
+        use=use,
     )
+
+
+def check_one_output(request: TextRequest, prompts: Sequence[Prompt]) -> None:
+    """Raise InvalidArgument for a request of a kept context that has more than one prompt or output."""
+    if len(prompts) > 1:
+        raise InvalidArgument.field("prompt", "must be one prompt: a kept context goes on in one way")
+    if request.shared.generate.n > 1:
+        name = "n" if request.chosen is None else "best_of"
+        raise InvalidArgument.field(name, "must be 1: a kept context goes on in one way")
+    if prompts[0].scoring is not None:
+        raise InvalidArgument.field("echo", "must not be set with logprobs: tokens that are kept have none")
+
+
+async def run_use(call: HttpCall, use: ContextUse, generation: Generation) -> AsyncGenerator[PromptPart, None]:
+    """The parts of the one output of a kept context. The last one comes when the context is saved."""
+    try:
+        async with aclosing(saved_before_end(call, use, generation, run_prompt(call, generation, 1))) as parts:
+            async for part in parts:
+                yield PromptPart(0, part)
+    finally:
+        call.frontend.run_in_background(close_contexts(call, generation.context_ids))
 
 
 async def check_options(call: HttpCall, generate: GenerateRequest, prompts: int) -> None:
@@ -169,7 +222,7 @@ def whole_answer(made: Answer) -> Response:
         **made.header(request.form.object_name),
         "choices": [output.choice(index) for index, output in enumerate(told)],
         "usage": made.usage(),
-        **request.answer_fields(made.prompts),
+        **made.further_fields(),
     }
     return Response(json_text(body), media_type=JSON_MEDIA_TYPE)
 
@@ -188,7 +241,7 @@ async def stream_events(call: HttpCall, made: Answer) -> AsyncGenerator[str, Non
     names_tokens = made.request.names_tokens
     prefix = "data: " + json_text(made.header(made.request.form.chunk_object_name))[:-1] + ',"choices":['
     no_usage_yet = ',"usage":null' if options.include_usage else ""
-    extra = fields_of_first_chunk(made)
+    extra: str | None = None  # not told yet
     try:
         async with aclosing(made.parts(call)) as parts:
             async for each in parts:
@@ -202,6 +255,8 @@ async def stream_events(call: HttpCall, made: Answer) -> AsyncGenerator[str, Non
                     choices = output.chunks(each.part, place)
                 if not choices:
                     continue
+                if extra is None:
+                    extra = fields_of_first_chunk(made)
                 usage = f',"usage":{json_text(made.usage())}' if options.continuous_usage else no_usage_yet
                 yield "".join([f"{prefix}{choice}]{usage}{extra}}}\n\n" for choice in choices])
                 extra = ""
@@ -214,5 +269,5 @@ async def stream_events(call: HttpCall, made: Answer) -> AsyncGenerator[str, Non
 
 def fields_of_first_chunk(made: Answer) -> str:
     """The JSON of further fields of the first chunk, behind its other fields."""
-    fields = made.request.answer_fields(made.prompts)
+    fields = made.further_fields()
     return "," + json_text(fields)[1:-1] if fields else ""

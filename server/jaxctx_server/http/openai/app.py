@@ -1,8 +1,9 @@
 """The paths of the OpenAI API."""
 
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 
 from jaxctx_server.http.endpoint import api_route
+from jaxctx_server.http.headers import CONTEXT_CACHE_HEADERS
 from jaxctx_server.http.openai.chat import chat_completions
 from jaxctx_server.http.openai.completions import completions
 from jaxctx_server.http.openai.models import get_model, list_models
@@ -13,11 +14,11 @@ LIST_MODELS = "/jaxctx.v1.ModelService/ListModels"
 GET_MODEL = "/jaxctx.v1.ModelService/GetModel"
 
 
-def openai_routes() -> list[Route]:
+def openai_routes() -> list[BaseRoute]:
     """All paths of the OpenAI API."""
     return [
-        api_route("/v1/completions", completions, ["POST"], method=GENERATE),
-        api_route("/v1/chat/completions", chat_completions, ["POST"], method=GENERATE),
+        api_route("/v1/completions", completions, ["POST"], method=GENERATE, headers=CONTEXT_CACHE_HEADERS),
+        api_route("/v1/chat/completions", chat_completions, ["POST"], method=GENERATE, headers=CONTEXT_CACHE_HEADERS),
         *response_routes(),
         api_route("/v1/models", list_models, method=LIST_MODELS),
         api_route("/v1/models/", list_models, method=LIST_MODELS),

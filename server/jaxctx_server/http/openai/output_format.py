@@ -132,7 +132,8 @@ def text(name: str, value: Any) -> str:
 
 def guided_json(name: str, value: Any) -> OutputFormat | None:
     """A JSON schema, or nothing: "" and {}."""
-    return None if value in ("", {}, False) else json_schema(name, value)
+    asks_for_nothing = value is False or value in ("", {})
+    return None if asks_for_nothing else json_schema(name, value)
 
 
 STRUCTURED_OUTPUTS: Mapping[str, Parse] = {

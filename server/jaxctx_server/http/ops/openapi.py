@@ -25,6 +25,10 @@ def object_of(properties: Json) -> Json:
     }
 
 
+METRICS: Json = {
+    "description": "All metrics, as OpenMetrics if `accept` asks for it.",
+    "content": {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")},
+}
 MODEL: Json = {"type": "string", "maxLength": 256}
 TRUTH: Json = nullable({"type": "boolean"})
 TEXT: Json = {"type": "string", "maxLength": 2 << 20}
@@ -108,10 +112,7 @@ def ops_description() -> ApiDescription:
                 operation_id="GetMetrics",
                 tag=TAG,
                 summary="Metrics for Prometheus.",
-                success={
-                    "description": "All metrics, as OpenMetrics if `accept` asks for it.",
-                    "content": {"text/plain": {"schema": {"type": "string"}}},
-                },
+                success=METRICS,
             )
         },
         "/tokenize": {

@@ -73,6 +73,7 @@ def deep(levels: int) -> Any:
         ),
         ({"response_format": {"type": "grammar"}}, "response_format.grammar"),
         ({"guided_json": deep(100_000)}, "guided_json"),
+        ({"guided_json": 0}, "guided_json"),
         ({"guided_regex": 5}, "guided_regex"),
         ({"guided_regex": "\ud800"}, "guided_regex"),
         ({"guided_choice": "a"}, "guided_choice"),

@@ -1,8 +1,9 @@
 """The paths of responses and conversations."""
 
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 
 from jaxctx_server.http.endpoint import api_route
+from jaxctx_server.http.headers import CONTEXT_CACHE_HEADERS
 from jaxctx_server.http.openai.responses.conversations import (
     create_conversation,
     create_items,
@@ -21,6 +22,8 @@ from jaxctx_server.http.openai.responses.routes import (
     get_response,
     list_input_items,
 )
+from jaxctx_server.http.openai.responses.websocket import answer_create_event, error_event
+from jaxctx_server.http.websocket import websocket_route
 
 GENERATE = "/jaxctx.v1.ContextService/Generate"
 APPLY_CHAT_TEMPLATE = "/jaxctx.v1.ModelService/ApplyChatTemplate"
@@ -30,10 +33,11 @@ SAVE = "/jaxctx.v1.SnapshotService/Save"
 RESPONSE, CONVERSATION = "/v1/responses/{response_id}", "/v1/conversations/{conversation_id}"
 
 
-def response_routes() -> list[Route]:
+def response_routes() -> list[BaseRoute]:
     """All paths of responses and conversations."""
     return [
-        api_route("/v1/responses", create_response, ["POST"], method=GENERATE),
+        websocket_route("/v1/responses", answer_create_event, error_event, method=GENERATE),
+        api_route("/v1/responses", create_response, ["POST"], method=GENERATE, headers=CONTEXT_CACHE_HEADERS),
         api_route("/v1/responses/input_tokens", count_input_tokens, ["POST"], method=APPLY_CHAT_TEMPLATE),
         api_route(RESPONSE, get_response, method=GET_SNAPSHOT),
         api_route(RESPONSE, delete_response, ["DELETE"], method=DELETE_SNAPSHOT),

@@ -8,88 +8,87 @@ other instructions or other tools than the tokens begin with, the conversation i
 response says so in `prompt_cache_diagnostics`.
 """
 
-import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from jaxctx.errors import Aborted, InvalidArgument, JaxctxError
-from jaxctx.model.text.tool_calls import (
-    OutputEvent,
-    OutputParser,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from jaxctx.errors import Aborted, InvalidArgument, JaxctxError, NotFound
 from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages
 from jaxctx.v1.context_service_pb2 import FillRequest, GenerateResponse
 from jaxctx.v1.generation_pb2 import FinishReason
+from jaxctx.v1.model_service_pb2 import GetModelRequest
 from jaxctx_server.http.call import HttpCall
-from jaxctx_server.http.chat_output import ChatFormats, ToolUse, chat_formats
+from jaxctx_server.http.chat_output import ToolUse, formats_of
+from jaxctx_server.http.contextcache.use import ContextUse, UsingResponse, find_use, saved_before_end
 from jaxctx_server.http.endpoint import EventStream
-from jaxctx_server.http.errors import json_response
+from jaxctx_server.http.errors import json_text
 from jaxctx_server.http.events import typed_event
 from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.generation import Generation, OpenedFrom, close_contexts, run
 from jaxctx_server.http.openai.responses.diagnosis import diagnose
-from jaxctx_server.http.openai.responses.items import chat_messages, new_id
-from jaxctx_server.http.openai.responses.output import OutputBuilder
+from jaxctx_server.http.openai.responses.items import chat_messages
 from jaxctx_server.http.openai.responses.record import (
     CONVERSATION_PREFIX,
     RESPONSE_PREFIX,
     Conversation,
     StoredConversation,
     load_conversation,
+    new_response_id,
+    not_found,
     state_document,
 )
-from jaxctx_server.http.openai.responses.request import ResponsesRequest, parse_responses_request, response_tools
-from jaxctx_server.http.stored import check_document, save_state, ttl_of
+from jaxctx_server.http.openai.responses.request import ResponsesRequest, parse_responses_request
+from jaxctx_server.http.openai.responses.response_run import ResponseRun
+from jaxctx_server.http.stored import check_document, delete_state, save_state, ttl_of
+from jaxctx_server.http.token_pieces import TokenPieces, tokens_of
 
 Json = dict[str, Any]
-
-
-@dataclass(slots=True, kw_only=True)
-class ResponseRun:
-    """A response that is being made."""
-
-    request: ResponsesRequest
-    base: StoredConversation | None  # what it continues
-    conversation: Conversation  # up to the end of the input
-    generation: Generation
-    formats: ChatFormats
-    parser: OutputParser
-    response_id: str
-    created_at: int  # seconds since 1970
-    diagnostics: Json | None = None
-    output: OutputBuilder = field(default_factory=OutputBuilder)
-    finish: int = 0  # a FinishReason
-    completed_at: int | None = None
-
-    @property
-    def status(self) -> str:
-        """What has become of it."""
-        if not self.finish:
-            return "in_progress"
-        return "incomplete" if self.finish == FinishReason.FINISH_REASON_LENGTH else "completed"
+BEGUN: Json = {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None, "completed_at": None}
 
 
 async def create_response(call: HttpCall) -> Response:
     """POST /v1/responses."""
     request = await call.parse_body(parse_responses_request)
     call.frontend.log_unknown_fields(request.unknown_fields)
-    events = response_events(call, request)
+    use = await find_use(call, request.create.model_id)
+    if use is None:
+        return await respond(call, request, None)
+    try:
+        return UsingResponse(call, use, await respond(call, in_kept_context(request, use), use))
+    except BaseException:
+        use.release(call)
+        raise
+
+
+def in_kept_context(request: ResponsesRequest, use: ContextUse) -> ResponsesRequest:
+    """The same request, for a kept context: that is its state, so no response is stored beside it.
+
+    Raises InvalidArgument for a field that asks for another state, or for another beginning of the context.
+    """
+    if request.previous_response_id is not None or request.conversation_id is not None:
+        name = "conversation" if request.previous_response_id is None else "previous_response_id"
+        raise InvalidArgument.field(name, "must not be set together with a kept context")
+    if request.fields.get("store"):
+        raise InvalidArgument.field("store", "must be false: the kept context is the state of the response")
+    if use.appends and request.instructions is not None:
+        raise InvalidArgument.field("instructions", "must not be set with x-session-mode append: they come first")
+    return replace(request, store=False)
+
+
+async def respond(call: HttpCall, request: ResponsesRequest, use: ContextUse | None) -> Response:
+    """The response that uses a kept context, or none."""
+    events = response_events(call, request, use)
     if request.stream:
         return EventStream(numbered(events))
     last: Json = {}
     async with aclosing(events):
         async for event in events:
             last = event
-    return json_response(last["response"])
+    return JSONResponse(last["response"])
 
 
 async def numbered(events: AsyncGenerator[Json, None]) -> AsyncGenerator[str, None]:
@@ -101,36 +100,74 @@ async def numbered(events: AsyncGenerator[Json, None]) -> AsyncGenerator[str, No
             number += 1
 
 
-async def response_events(call: HttpCall, request: ResponsesRequest) -> AsyncGenerator[Json, None]:
+async def response_events(
+    call: HttpCall, request: ResponsesRequest, use: ContextUse | None = None
+) -> AsyncGenerator[Json, None]:
     """The events of a response; the last one has it whole, and comes when it is stored. Raises JaxctxError.
 
-    The first event comes with the first part of the output, so that an error before it has a status of its own.
+    The first event comes with the first part of the output, so that an error before it has a status of its own. An
+    error behind it is raised after the event `response.failed`.
     """
     try:
-        made = await begin_response(call, request)
+        made = await begin_response(call, request, use)
     except JaxctxError as error:
         raise renamed(error, request.field_names) from None
     has_begun = False
     try:
-        async with aclosing(run(call, made.generation)) as parts:
+        async with aclosing(parts_of(call, made)) as parts:
             async for part in parts:
+                if request.tells_logprobs:
+                    await made.pieces.load(tokens_of(part.logprobs))
+                events = made.read_part(part)
                 if not has_begun:
                     has_begun = True
-                    yield {"type": "response.created", "response": response_json(made, call)}
-                    yield {"type": "response.in_progress", "response": response_json(made, call)}
-                for event in read_part(made, part):
+                    for kind in ("created", "in_progress"):
+                        yield {"type": f"response.{kind}", "response": made.object() | BEGUN}
+                for event in events:
                     yield event
-        made.completed_at = int(time.time())
-        for event in made.output.finish("incomplete" if made.status == "incomplete" else "completed"):
+        for event in end_output(call, made):
             yield event
         await explain_cache(call, made)
         await store_response(call, made)
-        yield {"type": f"response.{made.status}", "response": response_json(made, call)}
+        yield {"type": f"response.{made.status}", "response": made.object()}
     except JaxctxError as error:
-        raise renamed(error, request.field_names) from None
+        made.error = lost_base(error, request) or renamed(error, request.field_names)
+        if has_begun:
+            yield {"type": "response.failed", "response": made.object()}
+        raise made.error from None
     finally:
         if made.generation.context_ids:
             call.frontend.run_in_background(close_contexts(call, made.generation.context_ids))
+
+
+def end_output(call: HttpCall, made: ResponseRun) -> list[Json]:
+    """The last events of the output."""
+    made.completed_at = int(call.frontend.wall_time())
+    if made.generation.generate is None:
+        made.finish = FinishReason.FINISH_REASON_STOP
+        return []
+    return made.output.finish("incomplete" if made.status == "incomplete" else "completed")
+
+
+def lost_base(error: JaxctxError, request: ResponsesRequest) -> JaxctxError | None:
+    """The error for a response or a conversation that ended between being read and being opened. None: another one."""
+    if error.reason != "SNAPSHOT_NOT_FOUND":
+        return None
+    if request.previous_response_id is not None:
+        return not_found(request.previous_response_id, "previous_response_id", error.reason)
+    return conversation_changed() if request.conversation_id is not None else None
+
+
+def conversation_changed() -> Aborted:
+    """The error for a conversation that another request changed meanwhile."""
+    return Aborted("conversation: it was changed by another request meanwhile", reason="VERSION_MISMATCH")
+
+
+def parts_of(call: HttpCall, made: ResponseRun) -> AsyncGenerator[GenerateResponse, None]:
+    """The parts of the output. That of a kept context ends when it is saved."""
+    parts = run(call, made.generation)
+    use = made.kept_context
+    return parts if use is None else saved_before_end(call, use, made.generation, parts)
 
 
 async def begin_conversation(
@@ -147,7 +184,7 @@ async def begin_conversation(
     return base, conversation
 
 
-async def begin_response(call: HttpCall, request: ResponsesRequest) -> ResponseRun:
+async def begin_response(call: HttpCall, request: ResponsesRequest, use: ContextUse | None = None) -> ResponseRun:
     """Find what the response continues, and what has to be filled. Raises NotFound, InvalidArgument."""
     base, conversation = await begin_conversation(call, request)
     if base is None or changes_the_beginning(base, conversation):
@@ -158,23 +195,61 @@ async def begin_response(call: HttpCall, request: ResponsesRequest) -> ResponseR
         raise InvalidArgument.field("input", "must have at least one item")
     if request.store or request.conversation_id is not None:
         check_document(conversation.document(), "input")  # before anything is computed for it
-    formats = await chat_formats(call, request.create.model_id)
-    use = ToolUse(tools=conversation.tools, **request.tool_choice)
-    formats.prepare(request.generate, use)
-    messages = ChatMessages(messages=new_messages, tools=conversation.tools, add_generation_prompt=True)
+    if use is not None and use.base is not None:
+        request.create.model_id = use.base.model_id
+    model = await call.unary(call.services.models.get_model, GetModelRequest(model_id=request.create.model_id))
+    formats, tools = formats_of(model.model), tool_use(request, conversation)
+    if request.generate.HasField("output_format"):
+        if tools.choice in ("required", "named"):
+            raise InvalidArgument.field("tool_choice", "must not demand a call of a text of another format")
+        formats = replace(formats, reasoning=None)  # the text has the format from its first character on
+    formats.prepare(request.generate, tools)
     generation = Generation(
-        create=request.create, source=source, fill=FillRequest(messages=messages), generate=request.generate, keep=True
+        create=request.create,
+        source=source,
+        fill=FillRequest(messages=prompt_messages(request, conversation, new_messages)),
+        generate=request.generate if request.generates else None,
+        keep=True,
     )
+    created_at = int(call.frontend.wall_time())
+    if use is not None:
+        await use.prepare(call, model.model, generation)
     return ResponseRun(
         request=request,
         base=base,
         conversation=conversation,
         generation=generation,
         formats=formats,
-        parser=formats.parser(use),
-        response_id=new_id("resp"),
-        created_at=int(time.time()),
+        use=tools,
+        kept_context=use,
+        parser=formats.parser(tools),
+        pieces=TokenPieces(call, model.model.model_id, model.model.model_revision),
+        response_id=new_response_id(created_at),
+        created_at=created_at,
     )
+
+
+def prompt_messages(request: ResponsesRequest, conversation: Conversation, new: list[ChatMessage]) -> ChatMessages:
+    """Messages that are to be filled, and how the template writes them."""
+    messages = ChatMessages(messages=new, tools=conversation.tools, add_generation_prompt=request.generates)
+    if request.effort is not None:
+        arguments = {"reasoning_effort": request.effort, "enable_thinking": request.effort != "none"}
+        messages.template_arguments = json_text(arguments)
+    return messages
+
+
+def tool_use(request: ResponsesRequest, conversation: Conversation) -> ToolUse:
+    """The tools of a response, and which may be called. Raises InvalidArgument naming `tool_choice`."""
+    choice, tools = request.tool_choice, conversation.tools
+    if choice["allowed"] is not None:
+        by_name = {json.loads(tool)["function"]["name"]: tool for tool in tools}
+        for index, name in enumerate(choice["allowed"]):
+            if name not in by_name:
+                raise InvalidArgument.field(f"tool_choice.tools[{index}].name", "names no tool of the request")
+        tools = [by_name[name] for name in dict.fromkeys(choice["allowed"])]
+    if choice["choice"] in ("required", "named") and not tools:
+        raise InvalidArgument.field("tool_choice", "demands a call, and there are no tools")
+    return ToolUse(tools=tools, choice=choice["choice"], name=choice["name"], parallel=choice["parallel"])
 
 
 async def find_base(call: HttpCall, request: ResponsesRequest) -> StoredConversation | None:
@@ -201,33 +276,6 @@ def whole_conversation(conversation: Conversation) -> list[ChatMessage]:
     return [*first, *chat_messages(conversation.items)]
 
 
-def read_part(made: ResponseRun, part: GenerateResponse) -> list[Json]:
-    """The events that a part of the output brings."""
-    events = output_events(made, made.parser.feed(part.text))
-    if part.finish:
-        made.finish = part.finish
-        events += output_events(made, made.parser.finish())
-    return events
-
-
-def output_events(made: ResponseRun, found: Sequence[OutputEvent]) -> list[Json]:
-    """The events of this API for what an output says."""
-    events: list[Json] = []
-    for each in found:
-        match each:
-            case TextDelta(text):
-                events += made.output.text(text)
-            case ReasoningDelta(text):
-                events += made.output.reasoning(text)
-            case ToolCallStart(_, name):
-                events += made.output.start_call(made.formats.new_call_id(), name)
-            case ToolCallArguments(_, fragment):
-                events += made.output.call_arguments(fragment)
-            case ToolCallEnd(_, is_complete):
-                events += made.output.close("completed" if is_complete else "incomplete")
-    return events
-
-
 async def explain_cache(call: HttpCall, made: ResponseRun) -> None:
     """Find out why tokens of an earlier response were computed again, if they were or if the request asks."""
     request = made.request
@@ -238,70 +286,26 @@ async def explain_cache(call: HttpCall, made: ResponseRun) -> None:
 
 
 async def store_response(call: HttpCall, made: ResponseRun) -> None:
-    """Keep the response, and the conversation that it belongs to, before the client learns that it is complete."""
+    """Keep the response, and the conversation that it belongs to, before the client learns that it is complete.
+
+    Either both are kept or none: should the conversation not take it, the response is deleted again.
+    """
     request, base = made.request, made.base
     items = [*made.conversation.items, *made.output.items]
     conversation = Conversation(instructions=made.conversation.instructions, tools=made.conversation.tools, items=items)
     context_id, output_count = made.generation.context_id, len(made.output.items)
-    response_document = state_document(response_json(made, call), conversation, output_count)
     if request.store:
-        check_document(response_document, "input")  # before the conversation is changed
-    if base is not None and request.conversation_id is not None:
-        document = state_document(base.resource, conversation)
-        try:
-            await save_state(call, context_id, base.state.name, document, ttl_of(None), replaces=base.state.version)
-        except Aborted as error:
-            message = "conversation: another response was added to it meanwhile"
-            raise Aborted(message, reason=error.reason) from None
-    if request.store:
+        document = state_document(made.object(), conversation, output_count)
+        check_document(document, "input")
         ttl = ttl_of(call.frontend.response_ttl_s)
-        await save_state(call, context_id, made.response_id, response_document, ttl)
-
-
-def response_json(made: ResponseRun, call: HttpCall) -> Json:
-    """The response as the API returns it."""
-    fields, is_complete = made.request.fields, bool(made.finish)
-    incomplete = {"reason": "max_output_tokens"} if made.status == "incomplete" else None
-    return {
-        "id": made.response_id,
-        "object": "response",
-        "created_at": made.created_at,
-        "completed_at": made.completed_at if made.status == "completed" else None,
-        "status": made.status,
-        "error": None,
-        "incomplete_details": incomplete,
-        "background": False,
-        "instructions": made.conversation.instructions,
-        "max_output_tokens": fields.get("max_output_tokens"),
-        "metadata": fields.get("metadata", {}),
-        "model": made.generation.model_id,
-        "output": list(made.output.items) if is_complete else [],
-        "parallel_tool_calls": fields.get("parallel_tool_calls", True),
-        "previous_response_id": made.request.previous_response_id,
-        "conversation": None if made.request.conversation_id is None else {"id": made.request.conversation_id},
-        "prompt_cache_diagnostics": made.diagnostics,
-        "reasoning": {"effort": None, "summary": None},
-        "store": made.request.store,
-        "temperature": fields.get("temperature", 1.0),
-        "text": fields.get("text", {"format": {"type": "text"}}),
-        "tool_choice": fields.get("tool_choice", "auto"),
-        "tools": response_tools(made.conversation.tools),
-        "top_p": fields.get("top_p", 1.0),
-        "truncation": "disabled",
-        "usage": usage_json(made) if is_complete else None,
-    }
-
-
-def usage_json(made: ResponseRun) -> Json:
-    """What the response cost, in tokens."""
-    usage = made.generation.usage
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {
-            "cached_tokens": usage.cached_tokens,
-            "cache_write_tokens": usage.written_tokens,
-        },
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
+        await save_state(call, context_id, made.response_id, document, ttl)
+    if base is None or request.conversation_id is None:
+        return
+    document = state_document(base.resource, conversation)
+    try:
+        await save_state(call, context_id, base.state.name, document, ttl_of(None), replaces=base.state.version)
+    except JaxctxError as error:
+        if request.store:
+            with suppress(NotFound):
+                await delete_state(call, made.response_id)
+        raise (conversation_changed() if isinstance(error, Aborted) else error) from None

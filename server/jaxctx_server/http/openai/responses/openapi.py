@@ -1,8 +1,10 @@
 """The description of the paths of responses and conversations."""
 
 from jaxctx_server.http.api_description import (
+    ERRORS_OF_A_BODY,
     ApiDescription,
     Json,
+    error_response,
     json_or_events_response,
     json_response,
     nullable,
@@ -11,6 +13,7 @@ from jaxctx_server.http.api_description import (
     query_parameter,
     schema_ref,
 )
+from jaxctx_server.http.contextcache.openapi import SESSION_PARAMETERS
 
 TAG = "responses"
 DESCRIPTION = "Responses and conversations of the OpenAI API: stored, and continued without computing them again."
@@ -102,6 +105,8 @@ SCHEMAS: dict[str, Json] = {
             "model": {"type": "string"},
             "output": {"type": "array", "items": schema_ref("Item")},
             "usage": nullable({"type": "object"}),
+            "session_id": {"type": "string"},
+            "cache": schema_ref("CacheReport"),
         },
     },
     "Item": {"type": "object", "required": ["id", "type"], "properties": {"id": {"type": "string"}}},
@@ -199,9 +204,14 @@ def response_paths() -> dict[str, Json]:
     deleted = json_response("It is deleted.", schema_ref("Deleted"))
     items = json_response("A page of items.", schema_ref("ItemList"))
     one = "/v1/responses/{response_id}"
+    cancel = described("cancel_response", "Cancel a response", stored, [RESPONSE_ID])
+    for status in ERRORS_OF_A_BODY:  # a POST has one, be it empty
+        cancel["responses"][str(status)] = error_response(status, "Error")
     return {
         "/v1/responses": {
-            "post": described("create_response", "A response that continues others", whole, [], "ResponseRequest")
+            "post": described(
+                "create_response", "A response that continues others", whole, SESSION_PARAMETERS, "ResponseRequest"
+            )
         },
         "/v1/responses/input_tokens": {
             "post": described("count_input_tokens", "Tokens of an input", counted, [], "ResponseRequest")
@@ -211,7 +221,7 @@ def response_paths() -> dict[str, Json]:
             "delete": described("delete_response", "Delete a response", deleted, [RESPONSE_ID]),
         },
         f"{one}/input_items": {"get": described("list_input_items", "Items of the input", items, [RESPONSE_ID, *PAGE])},
-        f"{one}/cancel": {"post": described("cancel_response", "Cancel a response", stored, [RESPONSE_ID])},
+        f"{one}/cancel": {"post": cancel},
     }
 
 

@@ -5,6 +5,7 @@ conversation up to its end, so that it can be listed, and built anew with other 
 before it were deleted.
 """
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,23 @@ from jaxctx_server.http.stored import StoredState, load_state
 
 Json = dict[str, Any]
 RESPONSE_PREFIX, CONVERSATION_PREFIX = "resp_", "conv_"
+TIME_DIGITS, RANDOM_BYTES = 8, 16  # of the id of a response
+
+
+def new_response_id(created_at: int) -> str:
+    """A new id of a response: when it was made, in seconds since 1970, and 128 random bits."""
+    return f"{RESPONSE_PREFIX}{created_at:0{TIME_DIGITS}x}{secrets.token_hex(RANDOM_BYTES)}"
+
+
+def creation_time(response_id: str) -> int | None:
+    """When a response was made, by its id. None: this server makes no such ids."""
+    digits = response_id.removeprefix(RESPONSE_PREFIX)
+    if not response_id.startswith(RESPONSE_PREFIX) or len(digits) != TIME_DIGITS + 2 * RANDOM_BYTES:
+        return None
+    try:
+        return int(digits[:TIME_DIGITS], 16)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +82,14 @@ async def load_conversation(
 ) -> StoredConversation:
     """A stored response or conversation. `field` is the one that named it, `prefix` what its id begins with.
 
-    Raises NotFound, also for what is not the caller's.
+    Raises NotFound, also for what is not the caller's. For a response whose time is over the error says so.
     """
     try:
         check_id(name, prefix, field)
         state = await load_state(call, name, include_tokens=include_tokens)
     except NotFound as error:
+        if has_expired(call, name):
+            raise expired(name, field, call.frontend.response_ttl_s) from None
         raise not_found(name, field, error.reason) from None
     document = state.document
     if not is_state_document(document):
@@ -96,6 +116,19 @@ def check_id(name: str, prefix: str, field: str) -> None:
     """Raise NotFound for an id that is not one of this kind: other states of the caller have other names."""
     if not name.startswith(prefix):
         raise not_found(name, field, "SNAPSHOT_NOT_FOUND")
+
+
+def has_expired(call: HttpCall, name: str) -> bool:
+    """Whether a response of this id, if there was one, was kept for as long as responses are."""
+    created_at, ttl_s = creation_time(name), call.frontend.response_ttl_s
+    return created_at is not None and ttl_s is not None and created_at + ttl_s <= call.frontend.wall_time()
+
+
+def expired(name: str, field: str, ttl_s: float | None) -> NotFound:
+    """The error for a response whose time is over. It says nothing of whether there was one."""
+    violations = InvalidArgument.field(field, "is the id of a response that has expired").violations
+    message = f"{field}: {name[:80]!r} has expired: responses are kept for {ttl_s:g} seconds"
+    return NotFound(message, reason="SNAPSHOT_NOT_FOUND", violations=violations)
 
 
 def not_found(name: str, field: str, reason: str) -> NotFound:

@@ -8,12 +8,37 @@ from typing import Any, Literal, TypedDict
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
 from jaxctx_server.http.errors import json_text
-from jaxctx_server.http.openai.request import check_asks_for_nothing, parse_object, parse_truth, set_field, set_sampling
+from jaxctx_server.http.openai.request import (
+    MAX_TOP_LOGPROBS,
+    check_asks_for_nothing,
+    parse_count,
+    parse_object,
+    parse_truth,
+    set_field,
+    set_sampling,
+)
 from jaxctx_server.http.openai.responses.items import parse_input
 
 Json = dict[str, Any]
 MAX_TOOLS = 128
 MAX_METADATA = 16
+WEB_SEARCH_TOOLS = ("web_search", "web_search_preview")
+"""Tools that a server of this API may run by itself, and that coding agents offer without being asked to."""
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = frozenset(  # all but log probabilities are of items that are whole anyway, or that no response here has
+    (
+        LOGPROBS,
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "message.input_image.image_url",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+        "reasoning.encrypted_content",
+    )
+)
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+VERBOSITIES = ("low", "medium", "high")
 CREATE_FIELDS: Mapping[str, str] = {"model": "model_id", "cache_salt": "salt"}
 GENERATE_FIELDS: Mapping[str, str] = {
     "max_output_tokens": "max_tokens",
@@ -24,20 +49,22 @@ GENERATE_FIELDS: Mapping[str, str] = {
 OWN_FIELDS = (
     *("input", "instructions", "previous_response_id", "conversation", "store", "stream", "stream_options"),
     *("tools", "tool_choice", "parallel_tool_calls", "text", "include", "top_logprobs", "metadata", "reasoning"),
-    *("truncation", "prompt_cache_options", "background", "stop"),
+    *("truncation", "prompt_cache_options", "background", "stop", "generate"),
 )
 SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
-IGNORED_FIELDS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
+IGNORED_FIELDS = (
+    *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"),
+    "max_tool_calls",  # of tools that the server runs: there are none
+)
 UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "truncation": ("disabled",),
     "prompt": ({},),
     "context_management": ([],),
     "moderation": ({},),
-    "max_tool_calls": (),
     "n": (1,),
 }
 KNOWN_FIELDS = frozenset(
@@ -51,6 +78,7 @@ class ToolChoice(TypedDict):
     choice: Literal["auto", "none", "required", "named"]
     name: str
     parallel: bool
+    allowed: Sequence[str] | None  # names of the tools that may be called; None: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +93,9 @@ class ResponsesRequest:
     conversation_id: str | None
     tool_choice: ToolChoice
     comparison_response_id: str | None
+    tells_logprobs: bool
+    effort: str | None  # of thinking
+    generates: bool  # False: only the prompt is computed, and kept
     store: bool
     stream: bool
     create: CreateContextRequest
@@ -75,7 +106,10 @@ class ResponsesRequest:
     def field_names(self) -> dict[str, str]:
         """The names that this API has for fields of the contract."""
         return {contract: name for name, contract in {**CREATE_FIELDS, **GENERATE_FIELDS}.items()} | {
-            "messages": "input"
+            "messages": "input",
+            "tokens": "input",
+            "output_format": "text",
+            "template_arguments": "reasoning",
         }
 
 
@@ -90,6 +124,7 @@ def read_fields(fields: Json) -> ResponsesRequest:
         if name in fields:
             check_asks_for_nothing(name, fields[name], values)
     create, generate = CreateContextRequest(), GenerateRequest()
+    tells_logprobs = set_logprobs(fields, generate)
     for name, contract_name in CREATE_FIELDS.items():
         if name in fields:
             set_field(create, contract_name, fields[name], name)
@@ -111,6 +146,9 @@ def read_fields(fields: Json) -> ResponsesRequest:
         conversation_id=conversation,
         tool_choice=parse_tool_choice(fields),
         comparison_response_id=optional_text(object_of(fields, "prompt_cache_options"), "comparison_response_id"),
+        tells_logprobs=tells_logprobs,
+        effort=parse_effort(fields),
+        generates=parse_truth("generate", fields.get("generate", True)),
         store=parse_truth("store", fields.get("store", True)),
         stream=parse_truth("stream", fields.get("stream", False)),
         create=create,
@@ -148,10 +186,19 @@ def conversation_id(fields: Mapping[str, Any]) -> str | None:
 
 
 def parse_tools(value: object) -> list[str]:
-    """Functions as the chat template reads them, each as JSON. Raises InvalidArgument naming the field."""
+    """Functions as the chat template reads them, each as JSON. Raises InvalidArgument naming the field.
+
+    A search of the web is left out, as if the model had never chosen it: the response's `tools` do not name it either.
+    """
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidArgument.field("tools", f"must be a list of up to {MAX_TOOLS} tools")
-    return [json_text(chat_tool(tool, f"tools[{index}]")) for index, tool in enumerate(value)]
+    functions = [(index, tool) for index, tool in enumerate(value) if not is_web_search(tool)]
+    return [json_text(chat_tool(tool, f"tools[{index}]")) for index, tool in functions]
+
+
+def is_web_search(tool: object) -> bool:
+    """Whether a tool is a search of the web by the server."""
+    return isinstance(tool, dict) and tool.get("type") in WEB_SEARCH_TOOLS
 
 
 def chat_tool(tool: object, field: str) -> Json:
@@ -178,15 +225,58 @@ def parse_tool_choice(fields: Mapping[str, Any]) -> ToolChoice:
     parallel = parse_truth("parallel_tool_calls", fields.get("parallel_tool_calls", True))
     choice = fields.get("tool_choice", "auto")
     if choice in ("auto", "none", "required"):
-        return ToolChoice(choice=choice, name="", parallel=parallel)
+        return ToolChoice(choice=choice, name="", parallel=parallel, allowed=None)
     if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("name"), str):
-        return ToolChoice(choice="named", name=choice["name"], parallel=parallel)
-    raise InvalidArgument.field("tool_choice", "must be auto, none, required, or a function with its name")
+        return ToolChoice(choice="named", name=choice["name"], parallel=parallel, allowed=None)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        mode = choice.get("mode", "auto")
+        if mode not in ("auto", "required"):
+            raise InvalidArgument.field("tool_choice.mode", "must be auto or required")
+        return ToolChoice(choice=mode, name="", parallel=parallel, allowed=allowed_names(choice.get("tools")))
+    message = "must be auto, none, required, a function with its name, or allowed_tools"
+    raise InvalidArgument.field("tool_choice", message)
+
+
+def allowed_names(value: object) -> list[str]:
+    """The names of functions that may be called. Raises InvalidArgument naming the field."""
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_TOOLS:
+        raise InvalidArgument.field("tool_choice.tools", f"must be a list of 1 to {MAX_TOOLS} tools")
+    names: list[str] = []
+    for index, tool in enumerate(value):
+        field = f"tool_choice.tools[{index}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+            raise InvalidArgument.field(field, "must be a function with its name")
+        names.append(tool["name"])
+    return names
+
+
+def set_logprobs(fields: Mapping[str, Any], generate: GenerateRequest) -> bool:
+    """Ask for log probabilities if the request does. Raises InvalidArgument naming the field."""
+    included = fields.get("include", [])
+    if not isinstance(included, list):
+        raise InvalidArgument.field("include", "must be a list of texts")
+    for index, name in enumerate(included):
+        if not isinstance(name, str) or name not in INCLUDABLE:
+            raise InvalidArgument.field(f"include[{index}]", "is nothing that could be included")
+    top = parse_count("top_logprobs", fields.get("top_logprobs", 0), MAX_TOP_LOGPROBS)
+    generate.logprobs, generate.top_logprobs = LOGPROBS in included or top > 0, top
+    return generate.logprobs
+
+
+def parse_effort(fields: Mapping[str, Any]) -> str | None:
+    """How much to think; None: as the model does by itself. Raises InvalidArgument naming the field."""
+    effort = object_of(fields, "reasoning").get("effort")
+    if effort is not None and effort not in EFFORTS:
+        raise InvalidArgument.field("reasoning.effort", "must be one of " + ", ".join(EFFORTS))
+    return effort
 
 
 def set_output_format(fields: Mapping[str, Any], generate: GenerateRequest) -> None:
     """Set the format of the text. Raises InvalidArgument naming the field."""
-    wanted = object_of(fields, "text").get("format", {"type": "text"})
+    text = object_of(fields, "text")
+    if text.get("verbosity") not in (None, *VERBOSITIES):  # it changes nothing
+        raise InvalidArgument.field("text.verbosity", "must be one of " + ", ".join(VERBOSITIES))
+    wanted = text.get("format") or {"type": "text"}
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     match kind:
         case "text":

@@ -166,7 +166,7 @@ class TestWhatIsRefused:
             ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
             ({"input": "x", "background": True}, "background"),
             ({"input": "x", "truncation": "auto"}, "truncation"),
-            ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+            ({"input": "x", "tools": [{"type": "file_search"}]}, "tools[0].type"),
             ({"input": "x", "tool_choice": "sometimes"}, "tool_choice"),
             ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type"),
             ({"input": "x", "metadata": {"a": 1}}, "metadata"),
