@@ -87,7 +87,8 @@ def check_depth(data: bytes) -> None:
     for bracket in BRACKET.findall(QUOTED.sub(b"", data)):
         depth += 1 if bracket in b"[{" else -1
         if depth > MAX_DEPTH:
-            raise InvalidArgument(f"the body must have up to {MAX_DEPTH} lists and objects inside each other")
+            message = f"must have up to {MAX_DEPTH} lists and objects inside each other"
+            raise InvalidArgument.field("request", message)
 
 
 def refuse_constant(name: str) -> float:
