@@ -45,7 +45,7 @@ class Frontend:
             name = each[:MAX_LOGGED_NAME]
             if name not in self.logged_fields and len(self.logged_fields) < MAX_LOGGED_FIELDS:
                 self.logged_fields.add(name)
-                log.warning("a field that is not known is left unread: %r", name)
+                log.warning("a field that is not known is left unread: %.64r", name)
 
 
 def frontend_of(scope: Scope) -> Frontend:

@@ -19,8 +19,8 @@ MAX_BODY_BYTES = 8 << 20  # as large as a message of the gRPC server
 MAX_DEPTH = 100  # lists and objects inside each other: as many as JSON of a message of the contract may have
 QUOTED = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # escaped in JSON; most are pairs, which are one character
 BRACKET = re.compile(rb"[\[\]{}]")
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # escaped in JSON; most are pairs, which are one character
 
 PARSE_ERRORS = (
     json_format.ParseError,
@@ -60,7 +60,7 @@ def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
     is parsed, and for a lone surrogate; what `json.loads` raises for what is no JSON: also for another encoding than
     UTF-8, in which bytes could not be counted, and for NaN and infinite numbers, which JSON does not have.
     """
-    text = data.decode()
+    text = data.decode("utf-8-sig")  # of bytes, json.loads would take other encodings, and half characters
     parts = data.count(b'"') // 2 + data.count(b"[") + data.count(b"{")
     values = data.count(b",") + 1
     if parts > max_parts or values > max_values:
@@ -79,19 +79,6 @@ def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
     return value
 
 
-def check_is_unicode(value: Any) -> None:
-    """Raise InvalidArgument if a text or a name has half of a character, which no text of the contract can hold.
-
-    The error names the field of the body in which it is.
-    """
-    if isinstance(value, dict):
-        for name, entry in value.items():
-            if is_unicode(name) and not is_unicode(json.dumps(entry, ensure_ascii=False)):
-                raise InvalidArgument.field(name, "has a lone surrogate")
-    if not is_unicode(json.dumps(value, ensure_ascii=False)):
-        raise InvalidArgument("the body has a lone surrogate")
-
-
 def check_depth(data: bytes) -> None:
     """Raise InvalidArgument for a JSON text with more than `MAX_DEPTH` lists and objects inside each other."""
     if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
@@ -100,7 +87,8 @@ def check_depth(data: bytes) -> None:
     for bracket in BRACKET.findall(QUOTED.sub(b"", data)):
         depth += 1 if bracket in b"[{" else -1
         if depth > MAX_DEPTH:
-            raise InvalidArgument(f"the body must have up to {MAX_DEPTH} lists and objects inside each other")
+            message = f"must have up to {MAX_DEPTH} lists and objects inside each other"
+            raise InvalidArgument.field("request", message)
 
 
 def refuse_constant(name: str) -> float:
@@ -114,3 +102,16 @@ def finite_float(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number is too large")
     return number
+
+
+def check_is_unicode(value: Any) -> None:
+    """Raise InvalidArgument if a text or a name has half of a character, which no text of the contract can hold.
+
+    The error names the field of the body in which it is.
+    """
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            if is_unicode(name) and not is_unicode(json.dumps(entry, ensure_ascii=False)):
+                raise InvalidArgument.field(name, "has a lone surrogate")
+    if not is_unicode(json.dumps(value, ensure_ascii=False)):
+        raise InvalidArgument("the body has a lone surrogate")

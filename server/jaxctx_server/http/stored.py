@@ -21,8 +21,8 @@ from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.errors import json_text
 
 Json = dict[str, Any]
-MAX_VERSIONS = 2  # of a state: who has just read the one before can still open it
 MAX_DOCUMENT_BYTES = 4 << 20  # as JSON: as large as the attachment of a snapshot may be
+MAX_VERSIONS = 2  # of a state: who has just read the one before can still open it
 
 
 @dataclass(frozen=True, slots=True)
