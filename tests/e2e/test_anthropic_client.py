@@ -37,7 +37,7 @@ def claude(long_model: Server) -> Iterator[anthropic.Anthropic]:
 
 
 def test_streamed_and_not_are_one(claude: anthropic.Anthropic) -> None:
-    fields: Any = {"model": "long", "messages": USER, "max_tokens": 16, "temperature": 0}
+    fields: Any = {"model": "long", "messages": USER, "max_tokens": 16, "extra_body": {"temperature": 0}}
     whole = claude.messages.create(**fields)
     with claude.messages.stream(**fields) as stream:
         text = "".join(stream.text_stream)
@@ -75,7 +75,7 @@ def test_the_cache_and_counting(claude: anthropic.Anthropic) -> None:
 
 def test_errors_have_their_classes(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError):
-        claude.messages.create(model="long", messages=USER, max_tokens=1, temperature=9)
+        claude.messages.create(model="long", messages=USER, max_tokens=1, stop_sequences=["x"] * 99)
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.create(model="none", messages=USER, max_tokens=1)
 

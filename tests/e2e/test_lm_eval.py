@@ -98,11 +98,12 @@ def task(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def score_by_transformers(checkpoint: Path, question: str, choice: str) -> Score:
+def score_by_transformers(checkpoint: Path, question: str, choice: str, *, special: bool) -> Score:
+    """`special`: the text begins with the special token that the tokenizer puts there."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    prompt = tokenizer(question, add_special_tokens=False).input_ids
-    whole = tokenizer(question + choice, add_special_tokens=False).input_ids
+    prompt = tokenizer(question, add_special_tokens=special).input_ids
+    whole = tokenizer(question + choice, add_special_tokens=special).input_ids
     assert whole[: len(prompt)] == prompt  # the border is that of tokens
     with torch.no_grad():
         logprobs = model(torch.tensor([whole])).logits[0].log_softmax(-1)
@@ -112,9 +113,16 @@ def score_by_transformers(checkpoint: Path, question: str, choice: str) -> Score
     return Score(total, bool((rows.argmax(-1) == chosen).all()))
 
 
+@pytest.mark.parametrize(("tokenizer_backend", "special"), [(None, True), ("huggingface", False)])
 def test_scores_are_those_of_transformers(
-    server: Server, checkpoint: Path, task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    server: Server,
+    checkpoint: Path,
+    task: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tokenizer_backend: str | None,
+    special: bool,
 ) -> None:
+    """The harness tokenizes by itself; its two ways differ in the special token at the beginning."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     results = lm_eval.simple_evaluate(
@@ -123,6 +131,7 @@ def test_scores_are_those_of_transformers(
             "model": "tiny",
             "base_url": f"{server.http_url}/v1/completions",
             "tokenizer": str(checkpoint),
+            "tokenizer_backend": tokenizer_backend,
             "num_concurrent": 2,
             "max_retries": 1,
             "batch_size": 2,
@@ -135,7 +144,10 @@ def test_scores_are_those_of_transformers(
     assert len(samples) == len(QUESTIONS)
     for sample in samples:
         document = sample["doc"]
-        expected = [score_by_transformers(checkpoint, document["question"], each) for each in document["choices"]]
+        expected = [
+            score_by_transformers(checkpoint, document["question"], each, special=special)
+            for each in document["choices"]
+        ]
         for found, wanted in zip(sample["filtered_resps"], expected, strict=True):
             assert found[0] == pytest.approx(wanted.logprob, abs=1e-3)
             assert found[1] == wanted.is_greedy
