@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from jaxctx.errors import Aborted, InvalidArgument, JaxctxError, NotFound
 from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages
@@ -25,7 +25,7 @@ from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.chat_output import ToolUse, formats_of
 from jaxctx_server.http.contextcache.use import ContextUse, UsingResponse, find_use, saved_before_end
 from jaxctx_server.http.endpoint import EventStream
-from jaxctx_server.http.errors import json_text
+from jaxctx_server.http.errors import json_response, json_text
 from jaxctx_server.http.events import typed_event
 from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.generation import Generation, OpenedFrom, close_contexts, run
@@ -88,7 +88,7 @@ async def respond(call: HttpCall, request: ResponsesRequest, use: ContextUse | N
     async with aclosing(events):
         async for event in events:
             last = event
-    return JSONResponse(last["response"])
+    return json_response(last["response"])
 
 
 async def numbered(events: AsyncGenerator[Json, None]) -> AsyncGenerator[str, None]:
