@@ -5,8 +5,8 @@
 
 First a response to a conversation of `--tokens` tokens is made, and its server killed (SIGKILL). Each round starts a
 server on the same store, continues the response with a short turn, and kills the server. Before or after that, in turn,
-it sends a conversation of as many tokens that the server has never seen. Both are streams, timed from the request to the
-first event, which comes with the first token. Prints every round, the medians, the smallest and the largest value.
+it sends a conversation of as many tokens that the server has never seen. Both are streams, timed from the request to
+the first event, which comes with the first token. Prints every round, the medians, the smallest and the largest value.
 
 CHECKPOINT needs a tokenizer with a chat template.
 """

@@ -43,7 +43,7 @@ class SlotState(NamedTuple):
     seen: Bool[Array, "slots vocab"]  # tokens of the prompt
     bias: Float32[Array, "slots vocab"]
     stop_mask: Bool[Array, "slots vocab"]  # what `suppress` forbids
-    allowed: Int32[Array, "slots vocab/32"]  # what `constrained` allows: bit i % 32 of word i / 32 for token i
+    allowed: Bool[Array, "slots vocab"]  # what `constrained` allows
 
 
 class Sampled(NamedTuple):
@@ -54,7 +54,7 @@ class Sampled(NamedTuple):
 
 
 def slot_state(slots: int, vocab_size: int) -> SlotState:
-    """State of `slots` sequences and the scratch slot: 10 bytes and a bit per slot and vocabulary entry."""
+    """State of `slots` sequences and the scratch slot: 11 bytes per slot and vocabulary entry."""
     shape = (slots + 1, vocab_size)
     return SlotState(
         last_token=jnp.zeros(slots + 1, jnp.int32),
@@ -62,12 +62,12 @@ def slot_state(slots: int, vocab_size: int) -> SlotState:
         seen=jnp.zeros(shape, jnp.bool_),
         bias=jnp.zeros(shape, jnp.float32),
         stop_mask=jnp.zeros(shape, jnp.bool_),
-        allowed=jnp.zeros((slots + 1, allowed_words(vocab_size)), jnp.int32),
+        allowed=jnp.zeros(shape, jnp.bool_),
     )
 
 
 def allowed_words(vocab_size: int) -> int:
-    """int32 words of a mask with a bit for every token."""
+    """int32 words of a mask with a bit for every token: bit i % 32 of word i / 32 for token i."""
     return -(-vocab_size // 32)
 
 
@@ -117,8 +117,12 @@ def load_slot(state: SlotState, words: Int32[Array, " words"]) -> SlotState:
 
 
 def load_allowed(state: SlotState, words: Int32[Array, "rows 1+vocab/32"]) -> SlotState:
-    """The state with the allowed tokens of some slots replaced. Each row is a slot and its mask, see `SlotState`."""
-    return state._replace(allowed=state.allowed.at[words[:, 0]].set(words[:, 1:]))
+    """The state with the allowed tokens of some slots replaced. Each row is a slot and its mask, see `allowed_words`.
+
+    The bits are unpacked here, in a call for a few rows: in the step, for all rows, that would take tens of megabytes.
+    """
+    allowed = unpack_bits(words[:, 1:])[:, : state.allowed.shape[1]]
+    return state._replace(allowed=state.allowed.at[words[:, 0]].set(allowed))
 
 
 def unpack_bits(words: Int32[Array, "rows words"]) -> Bool[Array, "rows 32*words"]:
@@ -211,8 +215,7 @@ def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotSta
 
 def _keep_allowed(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
     """The logits, minus infinity where a constrained row must not go on."""
-    allowed = unpack_bits(state.allowed[slots])[:, : x.shape[1]]
-    return jnp.where(batch.constrained[:, None] & ~allowed, -jnp.inf, x)
+    return jnp.where(batch.constrained[:, None] & ~state.allowed[slots], -jnp.inf, x)
 
 
 def _next(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:

@@ -72,6 +72,7 @@ class CompiledModel:
         longest_first = reversed(self.shapes + self.custom_mask_shapes)
         self.functions: tuple[Function, ...] = (*longest_first, *StateFunction)
         self.pages_per_call = min(config.moving_pages, MAX_PAGES_PER_CALL)  # a call for fewer is padded, at equal cost
+        self.allowed_words = allowed_words(model.vocab_size)
         self.masks_per_call = min(config.max_batch, MAX_MASKS_PER_CALL)  # a call for fewer is padded
         self.page = page_functions.page_struct(model.kv.layers, self.pools)
         self.host_sharding = page_functions.host_sharding(self.page.sharding)
@@ -100,7 +101,7 @@ class CompiledModel:
                 words = self._int32(1 + 2 * self._model.vocab_size)
                 return jax.jit(load_slot, donate_argnums=0).lower(self.state, words)
             case StateFunction.LOAD_ALLOWED:
-                words = self._int32(self.masks_per_call, 1 + allowed_words(self._model.vocab_size))
+                words = self._int32(self.masks_per_call, 1 + self.allowed_words)
                 return jax.jit(load_allowed, donate_argnums=0).lower(self.state, words)
 
     def _make_pools(self) -> Pools:

@@ -80,7 +80,7 @@ class ModelRunner:
         self.copy_pages([0], [0])
         self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, np.zeros(0, np.int32), np.zeros(0, np.int32), {}, ())
-        self.load_allowed([(self._config.max_batch, np.zeros(self._compiled_model.state.allowed.shape[1], np.int32))])
+        self.load_allowed([(self._config.max_batch, np.zeros(self._compiled_model.allowed_words, np.int32))])
         jax.block_until_ready((self._pools, self._state))
 
     def select_bucket(self, rows: int, outputs: int = 0) -> StepShape:
@@ -178,7 +178,7 @@ class ModelRunner:
         """Tell slots which tokens the next step may sample for them: pairs of a slot and its mask, see `SlotState`."""
         per_call = self._compiled_model.masks_per_call
         for start in range(0, len(masks), per_call):
-            words = np.zeros((per_call, 1 + self._compiled_model.state.allowed.shape[1]), np.int32)
+            words = np.zeros((per_call, 1 + self._compiled_model.allowed_words), np.int32)
             words[:, 0] = self._config.max_batch  # padding goes to the slot of nobody
             for row, (slot, mask) in enumerate(masks[start : start + per_call]):
                 words[row, 0], words[row, 1:] = slot, mask

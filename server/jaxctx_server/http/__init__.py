@@ -17,9 +17,10 @@
     message_schemas.py  schemas of the contract's messages
     request_body.py   limits of a body: its type, its size, how much JSON it holds
     openai/           /v1/completions, /v1/chat/completions, /v1/models
+    contextcache/     /v1/context, and the headers that continue what is kept there
     programs/         sessions, variables, calls and graphs
     ops/              /health, /livez, /readyz, /version, /tokenize, /detokenize, /tokenizer_info, /openapi.json
-    page/             /
+    page/             the page at /, its files, and the paths that its scripts use
 
 A request becomes calls of the services, which gRPC calls too: keys, roles, rules of fields and limits are the same for
 both, in one place each. Nothing here decides anything about a request that is valid.

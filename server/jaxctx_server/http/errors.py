@@ -113,6 +113,11 @@ def json_text(value: Any) -> str:
     return text if text.isascii() or is_unicode(text) else ASCII_ENCODER.encode(value)
 
 
+def json_response(value: Any) -> Response:
+    """A response with a value as JSON."""
+    return Response(json_text(value), media_type=JSON_MEDIA_TYPE)
+
+
 def is_unicode(text: str) -> bool:
     """Whether UTF-8 can hold the text."""
     try:

@@ -14,6 +14,7 @@ from jaxctx_server.http.pieces import PieceCache
 from jaxctx_server.services import Backend
 
 MAX_LOGGED_FIELDS = 1000
+MAX_LOGGED_NAME = 64  # characters of a name that are kept: clients choose the names
 log = logging.getLogger("jaxctx.http")
 
 
@@ -30,7 +31,7 @@ class Frontend:
     websockets: set[str] = field(default_factory=set)
     """Peers of the WebSockets that are open."""
     logged_fields: set[str] = field(default_factory=set)
-    """Names of unknown fields that were logged; each is logged once."""
+    """Names of unknown fields that were logged, or how they begin; each is logged once."""
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something that must be done also when the request that began it is cancelled."""
@@ -40,7 +41,8 @@ class Frontend:
 
     def log_unknown_fields(self, names: Sequence[str]) -> None:
         """Log the name of each field that is left unread, once."""
-        for name in names:
+        for each in names:
+            name = each[:MAX_LOGGED_NAME]
             if name not in self.logged_fields and len(self.logged_fields) < MAX_LOGGED_FIELDS:
                 self.logged_fields.add(name)
                 log.warning("a field that is not known is left unread: %.64r", name)

@@ -53,6 +53,7 @@ class OpenedFrom:
 
     name: str
     version: int | None = None  # None: the latest
+    recompute: bool = False  # also one of another model revision, whose tokens are then computed anew
 
 
 @dataclass(slots=True)
@@ -144,8 +145,9 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
         if generation.fill is not None:
             await fill(call, generation, generation.fill)
         if generation.generate is not None:
-            async for part in generate(call, generation, generation.generate):
-                yield part
+            async with aclosing(generate(call, generation, generation.generate)) as parts:
+                async for part in parts:
+                    yield part
         is_complete = True
     finally:
         if not (generation.keep and is_complete):
@@ -166,9 +168,15 @@ async def begin(call: HttpCall, generation: Generation) -> None:
             # A child has the parent's time to live, which is not that of a single request.
             update = UpdateContextRequest(context_id=context_id, ttl=ttl)
             context = (await call.unary(contexts.update_context, update)).context
-        case OpenedFrom(name, version):
-            priority = generation.create.priority
-            opening = OpenRequest(name=name, version=version, context_id=context_id, ttl=ttl, priority=priority)
+        case OpenedFrom(name, version, recompute):
+            opening = OpenRequest(
+                name=name,
+                version=version,
+                recompute=recompute,
+                context_id=context_id,
+                ttl=ttl,
+                priority=generation.create.priority,
+            )
             opened = await call.unary(call.services.snapshots.open, opening)
             generation.usage.computed_tokens += opened.computed
             generation.usage.reopened_tokens += opened.computed

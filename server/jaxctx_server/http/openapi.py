@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxctx_server.http.anthropic.openapi import anthropic_description
 from jaxctx_server.http.api_description import ApiDescription, Json, nullable
+from jaxctx_server.http.contextcache.openapi import contextcache_description
 from jaxctx_server.http.errors import TYPE_OF_STATUS
 from jaxctx_server.http.openai.models_openapi import models_description
 from jaxctx_server.http.openai.openapi import completions_description
@@ -41,7 +42,8 @@ ERROR_SCHEMA: Json = {
                 "type": {"type": "string", "enum": sorted({*TYPE_OF_STATUS.values(), "api_error"})},
                 "code": {
                     "type": "string",
-                    "description": "For programs: a value of ErrorReason without its prefix, or HTTP.",
+                    "description": "For programs: a value of ErrorReason without its prefix; HTTP; or of a kept "
+                    "context: context_not_found, context_expired, context_busy, context_exists, model_mismatch.",
                 },
                 "param": {**nullable({"type": "string"}), "description": "The first field that is wrong."},
             },
@@ -57,6 +59,7 @@ def descriptions() -> list[ApiDescription]:
         responses_description(),
         anthropic_description(),
         completions_description(),
+        contextcache_description(),
         programs_description(),
         ops_description(),
         page_description(),

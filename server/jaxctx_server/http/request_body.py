@@ -5,6 +5,7 @@ body holds is counted before it is parsed.
 """
 
 import json
+import math
 import re
 from typing import Any
 
@@ -15,8 +16,10 @@ from jaxctx.errors import InvalidArgument
 from jaxctx_server.http.errors import JSON_MEDIA_TYPE, HttpError, is_unicode
 
 MAX_BODY_BYTES = 8 << 20  # as large as a message of the gRPC server
+MAX_DEPTH = 100  # lists and objects inside each other: as many as JSON of a message of the contract may have
 QUOTED = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
+BRACKET = re.compile(rb"[\[\]{}]")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # escaped in JSON; most are pairs, which are one character
 
 PARSE_ERRORS = (
@@ -53,9 +56,11 @@ async def read_body(request: Request) -> bytes:
 def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
     """The value of a JSON text of up to `max_values` values, with up to `max_parts` texts, names, lists and objects.
 
-    Raises InvalidArgument for more, before anything is parsed, and for a lone surrogate; what `json.loads` raises for
-    what is no JSON.
+    Raises InvalidArgument for more, and for more than `MAX_DEPTH` lists and objects inside each other, before anything
+    is parsed, and for a lone surrogate; what `json.loads` raises for what is no JSON: also for another encoding than
+    UTF-8, in which bytes could not be counted, and for NaN and infinite numbers, which JSON does not have.
     """
+    text = data.decode("utf-8-sig")  # of bytes, json.loads would take other encodings, and half characters
     parts = data.count(b'"') // 2 + data.count(b"[") + data.count(b"{")
     values = data.count(b",") + 1
     if parts > max_parts or values > max_values:
@@ -67,10 +72,36 @@ def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
             raise InvalidArgument(f"the body must have up to {max_parts} texts, lists and objects")
         if values > max_values:
             raise InvalidArgument(f"the body must have up to {max_values} values")
-    value = json.loads(data.decode("utf-8-sig"))  # of bytes it would take other encodings, and half characters
+    check_depth(data)
+    value = json.loads(text, parse_constant=refuse_constant, parse_float=finite_float)
     if SURROGATE.search(data) is not None:
         check_is_unicode(value)
     return value
+
+
+def check_depth(data: bytes) -> None:
+    """Raise InvalidArgument for a JSON text with more than `MAX_DEPTH` lists and objects inside each other."""
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for bracket in BRACKET.findall(QUOTED.sub(b"", data)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_DEPTH:
+            message = f"must have up to {MAX_DEPTH} lists and objects inside each other"
+            raise InvalidArgument.field("request", message)
+
+
+def refuse_constant(name: str) -> float:
+    """For NaN, Infinity and -Infinity, which `json.loads` reads. Raises ValueError."""
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def finite_float(text: str) -> float:
+    """A number. Raises ValueError for one that is too large, which would become infinite."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
 
 
 def check_is_unicode(value: Any) -> None:

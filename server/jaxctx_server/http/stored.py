@@ -13,7 +13,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from jaxctx.errors import DataLoss, FailedPrecondition
+from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound
 from jaxctx.v1 import snapshot_service_pb2 as pb
 from jaxctx.v1.lifetime_pb2 import Ttl
 from jaxctx.v1.snapshot_pb2 import Snapshot
@@ -21,6 +21,7 @@ from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.errors import json_text
 
 Json = dict[str, Any]
+MAX_DOCUMENT_BYTES = 4 << 20  # as JSON: as large as the attachment of a snapshot may be
 MAX_VERSIONS = 2  # of a state: who has just read the one before can still open it
 
 
@@ -81,19 +82,38 @@ async def save_state(
     return (await call.unary(call.services.snapshots.save, request)).snapshot
 
 
+def check_document(document: Json, field: str) -> None:
+    """Raise InvalidArgument, naming the field, for a document that is too large to be kept."""
+    size_bytes = len(json_text(document).encode())
+    if size_bytes > MAX_DOCUMENT_BYTES:
+        description = f"makes what is kept {size_bytes} bytes large; up to {MAX_DOCUMENT_BYTES} are kept"
+        raise InvalidArgument.field(field, description)
+
+
 async def load_state(call: HttpCall, name: str, *, include_tokens: bool = False) -> StoredState:
-    """The latest version of a stored state. Raises NotFound (SNAPSHOT_NOT_FOUND), and DataLoss for a document that is
-    no JSON object.
+    """The latest version of a stored state.
+
+    Raises NotFound (SNAPSHOT_NOT_FOUND), also for a name that no snapshot can have, and for a snapshot without a
+    document: its owner saved it by that name, and it is none of the states that are kept here. DataLoss for one that is
+    damaged.
     """
     request = pb.GetSnapshotRequest(name=name, include_attachment=True, include_tokens=include_tokens)
-    found = await call.unary(call.services.snapshots.get_snapshot, request)
+    try:
+        found = await call.unary(call.services.snapshots.get_snapshot, request)
+    except InvalidArgument:
+        raise no_state() from None
     try:
         document = json.loads(found.attachment)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise DataLoss("the document of a stored state is damaged")
+        raise no_state()
     return StoredState(found.snapshot, document, tuple(found.tokens.ids))
+
+
+def no_state() -> NotFound:
+    """The error for a name under which nothing is stored."""
+    return NotFound("there is no such stored state", reason="SNAPSHOT_NOT_FOUND")
 
 
 async def delete_state(call: HttpCall, name: str) -> None:

@@ -7,21 +7,43 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from jaxctx.engine.interface import Caller
+from jaxctx.errors import NotFound
 from jaxctx.model.text.chat import ChatTemplate
 from jaxctx.model.text.tool_calls import REASONING_FORMATS, TOOL_CALL_FORMATS
-from jaxctx.types import FinishReason, GeneratePiece, GenerateRequest, Usage
+from jaxctx.types import (
+    FillResult,
+    FinishReason,
+    GeneratePiece,
+    GenerateRequest,
+    GetSnapshotResult,
+    OpenRequest,
+    SaveRequest,
+    Snapshot,
+    TokenIds,
+    TokenLogprob,
+    Usage,
+)
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
 from tests.echo import CHATML, echo_text
-from tests.server.fake_engine import INFO, FakeEngine
+from tests.server.fake_engine import INFO, SNAPSHOT, FakeEngine
 from tests.server.http.client import HttpClient, http_server
 
 TOOLS_FIRST = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A snapshot of the scripted engine."""
+
+    snapshot: Snapshot
+    tokens: list[int]
+    attachment: bytes
+
+
 class ScriptedEngine(FakeEngine):
-    """Each output is `script`, a token for each of its pieces."""
+    """Each output is `script`, a token for each of its pieces; and what is saved can be opened again."""
 
     def __init__(self, script: Sequence[str], finish: FinishReason = FinishReason.STOP) -> None:
         super().__init__()
@@ -29,6 +51,7 @@ class ScriptedEngine(FakeEngine):
         self.script = script
         self.finish = finish
         self.requests: list[GenerateRequest] = []
+        self.saved: dict[tuple[str, str], Saved] = {}
 
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
         self.requests.append(request)
@@ -44,8 +67,40 @@ class ScriptedEngine(FakeEngine):
                 text=text,
                 token_ids=[number],
                 finish=self.finish if is_last else None,
+                logprobs=[TokenLogprob(token_id=number, logprob=-1.0 - number)] if request.logprobs else [],
                 usage=replace(usage, completion_tokens=number + 1) if is_last or number == 0 else None,
             )
+
+    async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
+        snapshot = replace(SNAPSHOT, name=request.name, version=1, expiry=None, labels={})
+        tokens = list(self.contexts[caller.tenant, request.context_id].tokens)
+        self.saved[caller.tenant, request.name] = Saved(snapshot, tokens, request.attachment)
+        return snapshot
+
+    def _saved(self, caller: Caller, name: str) -> Saved:
+        if (caller.tenant, name) not in self.saved:
+            raise NotFound("no snapshot", reason="SNAPSHOT_NOT_FOUND")
+        return self.saved[caller.tenant, name]
+
+    async def inspect_snapshot(
+        self,
+        caller: Caller,
+        name: str,
+        version: int | None = None,
+        include_attachment: bool = False,
+        include_tokens: bool = False,
+    ) -> GetSnapshotResult:
+        found = self._saved(caller, name)
+        return GetSnapshotResult(
+            snapshot=found.snapshot,
+            attachment=found.attachment if include_attachment else b"",
+            tokens=TokenIds(ids=found.tokens) if include_tokens else None,
+        )
+
+    async def open(self, caller: Caller, request: OpenRequest, take: bool = False) -> FillResult:
+        result = await super().open(caller, request, take)
+        self.contexts[caller.tenant, result.context.context_id].tokens += self._saved(caller, request.name).tokens
+        return result
 
 
 @dataclass(frozen=True, slots=True)

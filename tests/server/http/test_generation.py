@@ -15,8 +15,9 @@ from jaxctx.v1 import snapshot_service_pb2
 from jaxctx.v1.generation_pb2 import SamplingParams
 from jaxctx_server.auth import LOCAL
 from jaxctx_server.http.call import HttpCall
-from jaxctx_server.http.generation import ForkOf, Generation, OpenedFrom, run
+from jaxctx_server.http.generation import ForkOf, Generation, OpenedFrom, PromptScoring, run
 from jaxctx_server.services import Backend
+from tests.echo import echo_logprobs
 from tests.server.http.calls import call_of
 from tests.server.http.openai.harness import no_context_left
 
@@ -138,3 +139,33 @@ async def test_the_first_part_says_what_the_prompt_cost(call: HttpCall) -> None:
     assert (usage.cached_tokens, usage.computed_tokens, usage.prompt_tokens) == early
     assert usage.completion_tokens == 40
     assert 0 <= usage.written_tokens <= usage.computed_tokens
+
+
+@pytest.mark.parametrize("n", [None, 2])
+async def test_a_prompt_that_is_scored(call: HttpCall, client: jaxctx.aio.Client, n: int | None) -> None:
+    """In several passes; the same outputs follow, and all of the prompt is counted as computed."""
+    ids = list(await client.tokenize(PROMPT * 3))
+    assert len(ids) > 256
+    generation = generation_of(None, n=n, scoring=PromptScoring(top=2))
+    generation.fill = pb.FillRequest(tokens={"ids": ids})
+    assert await texts(call, generation) == [await alone(client, PROMPT * 3)] * (n or 1)
+    assert generation.scoring is not None
+    scored = generation.scoring.logprobs
+    assert [each.token_id for each in scored] == ids[1:]
+    for place in (1, 255, 256, 257, len(ids) - 1):
+        expected = echo_logprobs(ids[:place])
+        assert scored[place - 1].logprob == pytest.approx(expected[ids[place]], abs=1e-4)
+        best = sorted(range(512), key=lambda token: -expected[token])[:2]
+        assert [each.token_id for each in scored[place - 1].top] == best
+    usage = generation.usage
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.computed_tokens) == (len(ids), 0, len(ids))
+    await no_context_left(client)
+
+
+async def test_a_scored_prompt_whose_tokens_are_wrong(call: HttpCall, client: jaxctx.aio.Client) -> None:
+    generation = generation_of(None, scoring=PromptScoring(top=0))
+    generation.fill = pb.FillRequest(tokens={"ids": [1, 512, 3]})
+    with pytest.raises(errors.InvalidArgument) as refused:
+        await texts(call, generation)
+    assert refused.value.violations[0].field == "tokens[1]"
+    await no_context_left(client)

@@ -37,3 +37,9 @@ def test_an_unsupported_header_is_refused_whatever_its_value(name: str, value: s
 async def test_it_is_refused_before_the_body_is_read(web: HttpClient) -> None:
     asked = await web("POST", "/v1/session", b"no JSON", headers={"x-http-method": "PUT", "content-type": "text/plain"})
     assert asked.error == (400, "INVALID_FIELD", "x-http-method")
+
+
+def test_a_path_may_read_some_of_them() -> None:
+    check_headers(request({"x-session-id": "a"}), ("x-session-id",))
+    with pytest.raises(InvalidArgument):
+        check_headers(request({"x-session-id": "a", "x-session-ttl": "1"}), ("x-session-id",))

@@ -88,6 +88,28 @@ class TestJson:
         with pytest.raises(InvalidArgument):
             parse_json(data, max_values=1000, max_parts=999)
 
+    @pytest.mark.parametrize("data", [b'{"a":' * 101 + b"0" + b"}" * 101, b"[" * 101 + b"]" * 101, b'["[",{"a":' * 51])
+    def test_too_deep(self, data: bytes) -> None:
+        with pytest.raises(InvalidArgument, match="inside each other"):
+            parse_json(data, max_values=1000, max_parts=1000)
+
+    def test_deep_enough(self) -> None:
+        assert parse_json(b"[" * 100 + b"]" * 100, max_values=1, max_parts=100)
+        assert parse_json(b"[" + b"[]," * 500 + b"0]", max_values=1000, max_parts=1000)[0] == []
+        assert parse_json(json.dumps(["[" * 500]).encode(), max_values=1000, max_parts=1000) == ["[" * 500]
+
+    @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e400"])
+    def test_what_is_no_number_of_json(self, number: bytes) -> None:
+        with pytest.raises(request_body.PARSE_ERRORS):
+            parse_json(b'{"a": [' + number + b"]}", max_values=10, max_parts=10)
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
+    def test_another_encoding(self, encoding: str) -> None:
+        """In UTF-16, U+2200 has the byte of a quotation mark: lists between two of them would not be counted."""
+        data = '{"a": "\u00e9"}'.encode(encoding)
+        with pytest.raises(request_body.PARSE_ERRORS):
+            parse_json(data, max_values=10, max_parts=10)
+
     @pytest.mark.parametrize(
         ("data", "field"),
         [

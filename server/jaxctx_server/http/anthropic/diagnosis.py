@@ -40,6 +40,8 @@ async def explain_miss(call: HttpCall, generation: Generation, request: Messages
         earlier = await load_state(call, name, include_tokens=True)
     except NotFound:
         return {"type": "previous_message_not_found"}
+    if not is_remembered(earlier.document):
+        return {"type": "previous_message_not_found"}
     now = await call.unary(
         call.services.contexts.get_context,
         GetContextRequest(context_id=generation.context_id, include_tokens=True),
@@ -52,6 +54,12 @@ async def explain_miss(call: HttpCall, generation: Generation, request: Messages
         "type": miss_reason(earlier.document, request, generation.model_id),
         "cache_missed_input_tokens": max(generation.usage.prompt_tokens - generation.usage.cached_tokens, 0),
     }
+
+
+def is_remembered(document: Json) -> bool:
+    """Whether a document is one that `remember` made: a caller can save any, under any name."""
+    texts_are_there = all(isinstance(document.get(name), str) for name in ("tools", "system", "model"))
+    return texts_are_there and type(document.get("prompt_tokens")) is int
 
 
 def miss_reason(earlier: Json, request: MessagesRequest, model_id: str) -> str:

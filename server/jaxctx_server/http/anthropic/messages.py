@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from jaxctx.errors import JaxctxError
 from jaxctx.model.text.tool_calls import (
@@ -29,6 +29,7 @@ from jaxctx_server.http.anthropic.request import NAMES_OF_FIELDS, MessagesReques
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.chat_output import ToolUse, chat_formats
 from jaxctx_server.http.endpoint import EventStream
+from jaxctx_server.http.errors import json_response
 from jaxctx_server.http.events import typed_event
 from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.generation import Generation, PromptUsage, close_contexts, run
@@ -66,7 +67,7 @@ async def create_message(call: HttpCall) -> Response:
     async with aclosing(events):
         async for _ in events:
             pass
-    return JSONResponse(message_json(answer))
+    return json_response(message_json(answer))
 
 
 async def encoded(events: AsyncGenerator[Json, None]) -> AsyncGenerator[str, None]:

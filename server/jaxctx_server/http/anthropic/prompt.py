@@ -68,9 +68,11 @@ def parse_message(message: object, field: str) -> list[ChatMessage]:
 def parse_question(role: str, blocks: Sequence[object], field: str) -> list[ChatMessage]:
     """Results of tools, and the text around them. Raises InvalidArgument naming the field."""
     messages: list[ChatMessage] = []
+    texts: list[str] = []  # of the message that the last blocks make
     for index, block in enumerate(blocks):
         where = f"{field}[{index}]"
         if isinstance(block, dict) and block.get("type") == "tool_result":
+            add_text(messages, role, texts)
             messages.append(
                 ChatMessage(
                     role="tool",
@@ -79,29 +81,36 @@ def parse_question(role: str, blocks: Sequence[object], field: str) -> list[Chat
                 )
             )
         else:
-            text = block_text(block, where)
-            if messages and messages[-1].role == role:
-                messages[-1].content += text
-            else:
-                messages.append(ChatMessage(role=role, content=text))
+            texts.append(block_text(block, where))
+    add_text(messages, role, texts)
     return messages or [ChatMessage(role=role)]
+
+
+def add_text(messages: list[ChatMessage], role: str, texts: list[str]) -> None:
+    """Append a message with these texts, if there are any, and take them out of the list."""
+    if texts:
+        messages.append(ChatMessage(role=role, content="".join(texts)))
+        texts.clear()
 
 
 def parse_answer(blocks: Sequence[object], field: str) -> ChatMessage:
     """A message of the assistant. Raises InvalidArgument naming the field."""
     answer = ChatMessage(role="assistant")
+    thoughts: list[str] = []  # joined at the end: text that grows in a message is copied each time
+    texts: list[str] = []
     for index, block in enumerate(blocks):
         where = f"{field}[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
         match kind:
             case "thinking":
-                answer.reasoning += text_field(block, "thinking", where)
+                thoughts.append(text_field(block, "thinking", where))
             case "redacted_thinking":
                 pass  # nobody but its author can read it
             case "tool_use":
                 answer.tool_calls.append(parse_tool_use(block, where))
             case _:
-                answer.content += block_text(block, where)
+                texts.append(block_text(block, where))
+    answer.reasoning, answer.content = "".join(thoughts), "".join(texts)
     return answer
 
 

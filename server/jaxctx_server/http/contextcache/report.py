@@ -8,7 +8,7 @@
 | reused_tokens | of these, those that the prompt begins with |
 | missed_tokens | that could have been used too, had the prompt not changed |
 | first_difference | the first token of the prompt, from 0, that differs from the context's |
-| recomputed_tokens | whose keys and values were lost, so that they were computed again |
+| recomputed_tokens | whose keys and values were lost, or are those of another model, so that they were computed again |
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ class CacheReport:
     first_difference: int | None = None
     recomputed_tokens: int = 0
 
-    def with_recomputed(self, tokens: int) -> "CacheReport":
-        """The same, with so many tokens that had to be computed again."""
+    def with_recomputed(self, tokens: int, why: str) -> "CacheReport":
+        """The same, with so many tokens that had to be computed again, and why."""
         if tokens == 0:
             return self
-        reason = self.reason or "evicted"
+        reason = self.reason or why
         return replace(
             self, status="partial" if self.status == "hit" else self.status, reason=reason, recomputed_tokens=tokens
         )

@@ -147,7 +147,7 @@ async def fork_context(call: HttpCall) -> Response:
     source = OpenedFrom(base.snapshot.name, base.snapshot.version)
     generation = Generation(create=CreateContextRequest(), source=source, keep=True)
     ttl = base.ttl if headers.ttl_s is None else new.ttl
-    labels = new_labels(base.model_id, forked_from=base.session_id)
+    labels = new_labels(base.model_id, call.frontend.wall_time(), forked_from=base.session_id)
     try:
         async for _ in run(call, generation):
             pass

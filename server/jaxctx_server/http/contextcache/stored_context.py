@@ -5,7 +5,6 @@ Its facts are labels of the snapshot, so that a list has them, and a change of i
 
 import math
 import secrets
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +138,7 @@ async def save_context(
     return StoredContext(session_id, snapshot)
 
 
-def new_labels(model_id: str, *, forked_from: str | None = None) -> dict[str, str]:
-    """The labels of a new context."""
-    labels = {MODEL: model_id, CREATED_AT: str(int(time.time()))}
+def new_labels(model_id: str, now: float, *, forked_from: str | None = None) -> dict[str, str]:
+    """The labels of a context that is made now, in seconds since 1970."""
+    labels = {MODEL: model_id, CREATED_AT: str(int(now))}
     return labels if forked_from is None else {**labels, FORKED_FROM: forked_from}

@@ -32,7 +32,7 @@ from jaxctx_server.http.contextcache.stored_context import (
     save_context,
     ttl_message,
 )
-from jaxctx_server.http.generation import Generation, OpenedFrom, close_contexts
+from jaxctx_server.http.generation import Generation, OpenedFrom
 
 Json = dict[str, Any]
 
@@ -46,44 +46,49 @@ class ContextUse:
     appends: bool  # only new turns are sent
     ttl: Ttl  # from the end of this use on
     report: CacheReport = CREATED
+    why_recomputed: str = "evicted"  # if tokens have to be computed again
 
     async def prepare(self, call: HttpCall, model: Model, generation: Generation) -> None:
         """Change a generation, which fills a new context, so that it uses what is kept.
 
-        Raises Aborted (model_mismatch), and InvalidArgument for a salt that the context does not have.
+        Raises InvalidArgument for a salt that the context does not have.
         """
         generation.keep = True
         if self.base is None or generation.fill is None:
             return
         snapshot = self.base.snapshot
-        is_of_revision = snapshot.model_revision == model.model_revision
+        if snapshot.model_revision != model.model_revision:
+            self.why_recomputed = "model_revision_changed"
         other_salt = generation.create.salt not in ("", snapshot.salt)
-        opened = OpenedFrom(snapshot.name, snapshot.version)
         if self.appends:
-            if not is_of_revision:
-                raise other_revision(self.session_id)
             if other_salt:
                 raise InvalidArgument.field("salt", "must be that of the context, or left out")
-            generation.source, self.report = opened, appended(snapshot.tokens)
+            # Not of another revision: its tokenizer may be another one, and nobody has seen these tokens.
+            generation.source = OpenedFrom(snapshot.name, snapshot.version)
+            self.report = appended(snapshot.tokens)
             return
         prompt = await prompt_tokens(call, model, generation.fill)
-        if not is_of_revision or other_salt:
-            reason = "salt_changed" if is_of_revision else "model_revision_changed"
-            self.report = unusable(reason, snapshot.tokens, len(prompt))
+        if other_salt:
+            self.report = unusable("salt_changed", snapshot.tokens, len(prompt))
             return
         self.report = compared(self.base.tokens, prompt)
         kept = min(self.report.reused_tokens, len(prompt) - 1)  # the last one is computed: the output follows it
         if kept < 1:
             generation.create.salt = snapshot.salt
             return
-        generation.source, generation.rewind_to = opened, kept
+        generation.source = OpenedFrom(snapshot.name, snapshot.version, recompute=True)
+        generation.rewind_to = kept
         generation.fill = FillRequest()
         generation.fill.tokens.ids.extend(prompt[kept:])
 
     async def save(self, call: HttpCall, generation: Generation) -> None:
         """Keep the end of the generation, which is complete."""
-        self.report = self.report.with_recomputed(generation.usage.reopened_tokens)
-        labels = new_labels(generation.model_id) if self.base is None else dict(self.base.snapshot.labels)
+        self.report = self.report.with_recomputed(generation.usage.reopened_tokens, self.why_recomputed)
+        labels = (
+            new_labels(generation.model_id, call.frontend.wall_time())
+            if self.base is None
+            else dict(self.base.snapshot.labels)
+        )
         replaces = None if self.base is None else self.base.snapshot.version
         await save_context(call, generation.context_id, self.session_id, self.ttl, labels, replaces=replaces)
 
@@ -93,7 +98,7 @@ class ContextUse:
 
     def fields(self, generation: Generation) -> Json:
         """Further fields of the body."""
-        report = self.report.with_recomputed(generation.usage.reopened_tokens)
+        report = self.report.with_recomputed(generation.usage.reopened_tokens, self.why_recomputed)
         return {"session_id": self.session_id, "cache": report.json()}
 
     def release(self, call: HttpCall) -> None:
@@ -171,7 +176,10 @@ async def prompt_tokens(call: HttpCall, model: Model, fill: FillRequest) -> list
 async def saved_before_end(
     call: HttpCall, use: ContextUse, generation: Generation, parts: AsyncGenerator[GenerateResponse, None]
 ) -> AsyncGenerator[GenerateResponse, None]:
-    """The parts of the one output of a generation. The last one comes once the context is saved."""
+    """The parts of the one output of a generation. The last one comes once the context is saved.
+
+    The generation's contexts are left to the caller, as `run` leaves them.
+    """
     last: GenerateResponse | None = None
     try:
         async with aclosing(parts):
@@ -189,8 +197,6 @@ async def saved_before_end(
         if error.reason == "MODEL_MISMATCH":
             raise other_revision(use.session_id) from None
         raise
-    finally:
-        call.frontend.run_in_background(close_contexts(call, generation.context_ids))
 
 
 class UsingResponse(Response):

@@ -19,7 +19,7 @@ from jaxctx_server.http.contextcache.use import ContextUse, UsingResponse, find_
 from jaxctx_server.http.endpoint import EventStream
 from jaxctx_server.http.errors import JSON_MEDIA_TYPE, json_text
 from jaxctx_server.http.events import DONE
-from jaxctx_server.http.generation import Generation
+from jaxctx_server.http.generation import Generation, close_contexts
 from jaxctx_server.http.openai.errors import with_openai_names
 from jaxctx_server.http.openai.outputs import (
     Output,
@@ -181,9 +181,12 @@ def check_one_output(request: TextRequest, prompts: Sequence[Prompt]) -> None:
 
 async def run_use(call: HttpCall, use: ContextUse, generation: Generation) -> AsyncGenerator[PromptPart, None]:
     """The parts of the one output of a kept context. The last one comes when the context is saved."""
-    async with aclosing(saved_before_end(call, use, generation, run_prompt(call, generation, 1))) as parts:
-        async for part in parts:
-            yield PromptPart(0, part)
+    try:
+        async with aclosing(saved_before_end(call, use, generation, run_prompt(call, generation, 1))) as parts:
+            async for part in parts:
+                yield PromptPart(0, part)
+    finally:
+        call.frontend.run_in_background(close_contexts(call, generation.context_ids))
 
 
 async def check_options(call: HttpCall, generate: GenerateRequest, prompts: int) -> None:

@@ -8,6 +8,7 @@ from jaxctx_server.http.api_description import (
     operation,
     schema_ref,
 )
+from jaxctx_server.http.contextcache.openapi import SESSION_PARAMETERS
 from jaxctx_server.http.openai.chat import REASONING_EFFORTS
 from jaxctx_server.http.openai.chat_messages import MAX_TOOL_CALLS
 from jaxctx_server.http.openai.output_format import MAX_CHOICES
@@ -107,7 +108,7 @@ SHARED_FIELDS: Json = {
     "frequency_penalty": number(-2, 2),
     "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 10},
     "logit_bias": {"type": "object", "additionalProperties": number(-100, 100), "maxProperties": 300},
-    "seed": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+    "seed": {"type": "integer", "minimum": -1, "maximum": 2**63 - 1, "description": "-1: the server chooses."},
     "stream": TRUTH,
     "stream_options": {
         "type": "object",
@@ -169,7 +170,12 @@ def answer_of(name: str, choice: Json, *, optional: Json | None = None) -> Json:
             "system_fingerprint": TEXT,
             "choices": {"type": "array", "items": choice},
         },
-        optional={"usage": nullable(USAGE), **(optional or {})},
+        optional={
+            "usage": nullable(USAGE),
+            "session_id": TEXT,
+            "cache": schema_ref("CacheReport"),
+            **(optional or {}),
+        },
     )
 
 
@@ -370,6 +376,7 @@ def completions_description() -> ApiDescription:
         body=schema_ref("CompletionRequest"),
         example={"prompt": "def fib(n):", "max_tokens": 8},
         success=json_or_events_response(end, schema_ref("Completion"), schema_ref("Completion")),
+        parameters=SESSION_PARAMETERS,
         errors=ERRORS,
     )
     chat = operation(
@@ -379,6 +386,7 @@ def completions_description() -> ApiDescription:
         body=schema_ref("ChatCompletionRequest"),
         example={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8},
         success=json_or_events_response(end, schema_ref("ChatCompletion"), schema_ref("ChatCompletionChunk")),
+        parameters=SESSION_PARAMETERS,
         errors=ERRORS,
     )
     return ApiDescription(

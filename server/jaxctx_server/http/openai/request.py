@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from jaxctx.errors import InvalidArgument
@@ -66,6 +67,8 @@ class SharedOptions:
 def parse_shared(fields: Json) -> SharedOptions:
     """What both APIs have. Raises InvalidArgument, naming the field that is wrong or not supported."""
     refuse(fields, UNSUPPORTED_FIELDS)
+    if type(fields.get("seed")) is int and fields["seed"] == -1:  # with which other servers choose one
+        fields = {name: value for name, value in fields.items() if name != "seed"}
     create, generate = CreateContextRequest(), GenerateRequest()
     streaming = parse_stream_options(fields)
     for name, contract_name in CREATE_FIELDS.items():
@@ -138,6 +141,8 @@ def parse_stream_options(fields: Json) -> StreamOptions:
         value = options.get(name)
         chosen[name] = False if value is None else parse_truth(f"stream_options.{name}", value)
     include_usage = chosen["include_usage"]
+    if include_usage and not stream:
+        raise InvalidArgument.field("stream_options", "needs stream")
     return StreamOptions(stream, include_usage, include_usage and chosen["continuous_usage_stats"])
 
 
@@ -192,6 +197,8 @@ def used_names(fields: Json) -> dict[str, str]:
 
 def set_field(message: Message, contract_name: str, value: object, name: str) -> None:
     """Set a field of a message. Raises InvalidArgument with the name of this API for a value of another type."""
+    if isinstance(value, bool) and message.DESCRIPTOR.fields_by_name[contract_name].type != FieldDescriptor.TYPE_BOOL:
+        raise InvalidArgument.field(name, "has a value of another type")  # it would be read as 0 or 1
     if isinstance(value, list | dict):
         check_entries(message, contract_name, value, name)
     try:

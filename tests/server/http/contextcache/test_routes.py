@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import shutil
 from typing import Any
 
 import pytest
 
 import jaxctx
 from tests.engines import Clock
+from tests.readme import commands
 from tests.server.http.client import HttpClient
 from tests.server.http.contextcache.harness import STORY, create, made, text_of, told, use
 
@@ -177,3 +182,27 @@ async def test_prompt_and_messages_at_once(kept: HttpClient) -> None:
     assert refused.error == (400, "INVALID_FIELD", "prompt")
     refused = await kept("POST", "/v1/context", {"model": "echo"})
     assert refused.error == (400, "INVALID_FIELD", "prompt")
+
+
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
+async def test_the_lines_of_the_docs_run_as_pasted(kept: HttpClient) -> None:
+    """In one shell, in their order."""
+    lines = [each for each in commands() if "localhost:8000/v1/context" in each or "x-session-id" in each]
+    assert len(lines) == 9
+    pasted = "; echo\n".join(lines).replace("localhost:8000", f"localhost:{kept.port}")
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-e", "-c", pasted.replace("curl ", "curl -sS --fail ")),
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, error = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, error) == (0, b"")
+    answers = [json.loads(line) for line in output.decode().splitlines()]
+    assert [each["object"] for each in answers] == [
+        *("text_completion", "text_completion", "text_completion", "context", "context", "context", "list"),
+        *("context.deleted", "context.deleted"),
+    ]
+    assert [each["cache"]["status"] for each in answers[:3]] == ["created", "hit", "hit"]
+    assert (answers[3]["version"], answers[4]["forked_from"], answers[5]["ttl_s"]) == (3, "session-01", 7200)

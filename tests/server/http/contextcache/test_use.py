@@ -311,3 +311,21 @@ class TestTenants:
         assert (await made(web, session_id="mine", key="bob"))[0] == "mine"  # names are each tenant's own
         assert (await told(web, session_id, key="alice"))["version"] == 1
         assert (await web("GET", "/v1/context")).status == 401
+
+
+async def test_another_server_that_used_it_meanwhile(kept: HttpClient, client: jaxctx.aio.Client) -> None:
+    """This one finds out when it saves: the other's version stays."""
+    session_id, _ = await made(kept)
+    reader, writer = await begin_long_stream(kept, session_id)
+    async with await client.create("x") as context:  # as the other server would, whose claims this one does not see
+        await context.save(f"ctx:{session_id}", overwrite_version=1, labels={"model": "echo", "created_at": "1"})
+    rest = ""
+    async with asyncio.timeout(60):
+        while '"error"' not in rest and "[DONE]" not in rest:
+            rest = rest[-100:] + (await reader.read(1 << 16)).decode(errors="replace")
+    assert '"code":"context_busy"' in rest
+    assert "[DONE]" not in rest
+    writer.close()
+    assert (await told(kept, session_id))["version"] == 2
+    answer = await use(kept, session_id, mode="append", prompt="x")
+    assert answer.json["cache"]["stored_tokens"] < 5

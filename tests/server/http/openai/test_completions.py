@@ -255,7 +255,7 @@ async def test_a_large_body(web: HttpClient, client: jaxctx.aio.Client) -> None:
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
 async def test_the_readmes_line_runs_as_pasted(web: HttpClient) -> None:
-    (line,) = [each for each in commands() if "localhost:8000/v1/completions" in each]
+    (line,) = [each for each in commands() if "localhost:8000/v1/completions" in each and "x-session" not in each]
     pasted = line.replace("localhost:8000", f"localhost:{web.port}").replace("curl ", "curl -sS --fail ")
     environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
     process = await asyncio.create_subprocess_exec(

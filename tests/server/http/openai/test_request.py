@@ -9,9 +9,10 @@ import openai
 import pytest
 
 import jaxctx
+from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx_server.http.openai.completions import parse_completion
-from jaxctx_server.http.openai.request import StreamOptions
+from jaxctx_server.http.openai.request import StreamOptions, parse_shared
 from tests.server.http.client import HttpClient
 from tests.server.http.openai.harness import GREEDY, completed_alone, no_context_left
 
@@ -84,6 +85,7 @@ def test_every_field_arrives() -> None:
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream_options": {"continuous_usage_stats": 1}}, "stream_options.continuous_usage_stats"),
         ({"echo": "yes"}, "echo"),
+        ({"seed": -2}, "seed"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": "all"}, "logprobs"),
         ({"best_of": 1, "n": 2}, "best_of"),
@@ -135,6 +137,16 @@ async def test_a_field_that_is_refused(
     await no_context_left(client)
 
 
+async def test_usage_of_a_stream_without_one(web: HttpClient) -> None:
+    body = {"prompt": "x", "stream_options": {"include_usage": True}}
+    assert (await web("POST", "/v1/completions", body)).error == (400, "INVALID_FIELD", "stream_options")
+
+
+def test_a_seed_that_is_left_to_the_server() -> None:
+    asked = parse_completion(b'{"prompt": "x", "seed": -1}')
+    assert not asked.shared.generate.sampling.HasField("seed")
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
 async def test_what_is_no_object(web: HttpClient, body: bytes) -> None:
     asked = await web("POST", "/v1/completions", body, headers={"content-type": "application/json"})
@@ -143,9 +155,7 @@ async def test_what_is_no_object(web: HttpClient, body: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["x-session-id", "x-session-ttl", "x-session-mode"])
 async def test_a_header_of_kept_contexts(web: HttpClient, name: str) -> None:
-    asked = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
-    for path in ("/v1/completions", "/v1/chat/completions"):
-        assert (await web("POST", path, asked, headers={name: "60"})).error == (400, "INVALID_FIELD", name)
+    """Where it means nothing; tests/server/http/contextcache has the paths that read it."""
     assert (await web("GET", "/v1/models", headers={name: "60"})).error == (400, "INVALID_FIELD", name)
 
 
@@ -181,3 +191,10 @@ async def test_what_nobody_knows_is_told_once(web: HttpClient, caplog: pytest.Lo
             assert (await web("POST", "/v1/completions", asked)).status == 200
     told = [each.getMessage() for each in caplog.records if each.name == "jaxctx.http"]
     assert [each.rpartition(": ")[2] for each in told] == ["'of_tomorrow'", "'" + "x" * 63, r"'a\nb'"]
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "seed", "n", "max_tokens", "min_p"])
+def test_a_truth_value_is_no_number(name: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        parse_shared({name: True})
+    assert raised.value.violations[0].field == name

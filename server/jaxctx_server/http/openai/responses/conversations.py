@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from jaxctx.errors import Aborted, InvalidArgument, NotFound
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, FillRequest
 from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.errors import json_response
 from jaxctx_server.http.generation import Generation, OpenedFrom, close_contexts, run
 from jaxctx_server.http.openai.request import parse_object
 from jaxctx_server.http.openai.responses.create import whole_conversation
@@ -27,7 +28,7 @@ from jaxctx_server.http.openai.responses.record import (
     state_document,
 )
 from jaxctx_server.http.openai.responses.request import check_metadata
-from jaxctx_server.http.stored import delete_state, save_state, ttl_of
+from jaxctx_server.http.stored import check_document, delete_state, save_state, ttl_of
 
 Json = dict[str, Any]
 FIELD = "conversation_id"
@@ -47,12 +48,12 @@ async def create_conversation(call: HttpCall) -> Response:
     }
     conversation = Conversation(instructions=None, tools=(), items=items)
     await write(call, resource, conversation, replaces=None)
-    return JSONResponse(resource)
+    return json_response(resource)
 
 
 async def get_conversation(call: HttpCall) -> Response:
     """GET /v1/conversations/{conversation_id}."""
-    return JSONResponse((await stored_conversation(call)).resource)
+    return json_response((await stored_conversation(call)).resource)
 
 
 async def update_conversation(call: HttpCall) -> Response:
@@ -63,14 +64,14 @@ async def update_conversation(call: HttpCall) -> Response:
     stored = await stored_conversation(call)
     resource = {**stored.resource, "metadata": metadata}
     await extend(call, stored, resource, ())
-    return JSONResponse(resource)
+    return json_response(resource)
 
 
 async def delete_conversation(call: HttpCall) -> Response:
     """DELETE /v1/conversations/{conversation_id}. Responses that were made in it remain."""
     stored = await stored_conversation(call)
     await delete_state(call, stored.state.name)
-    return JSONResponse({"id": stored.state.name, "object": "conversation.deleted", "deleted": True})
+    return json_response({"id": stored.state.name, "object": "conversation.deleted", "deleted": True})
 
 
 async def create_items(call: HttpCall) -> Response:
@@ -80,19 +81,19 @@ async def create_items(call: HttpCall) -> Response:
         raise InvalidArgument.field("items", "must have at least one item")
     stored = await stored_conversation(call)
     await extend(call, stored, stored.resource, items)
-    return JSONResponse(page_of_items(items, {"order": "asc", "limit": "100"}))
+    return json_response(page_of_items(items, {"order": "asc", "limit": "100"}))
 
 
 async def list_items(call: HttpCall) -> Response:
     """GET /v1/conversations/{conversation_id}/items."""
     stored = await stored_conversation(call)
-    return JSONResponse(page_of_items(stored.conversation.items, call.request.query_params))
+    return json_response(page_of_items(stored.conversation.items, call.request.query_params))
 
 
 async def get_item(call: HttpCall) -> Response:
     """GET /v1/conversations/{conversation_id}/items/{item_id}."""
     stored = await stored_conversation(call)
-    return JSONResponse(item_of(stored, call.request.path_params["item_id"]))
+    return json_response(item_of(stored, call.request.path_params["item_id"]))
 
 
 async def delete_item(call: HttpCall) -> Response:
@@ -103,7 +104,7 @@ async def delete_item(call: HttpCall) -> Response:
     items = [each for each in held.items if each["id"] != item["id"]]
     conversation = Conversation(instructions=held.instructions, tools=held.tools, items=items)
     await write(call, stored.resource, conversation, replaces=stored.state.version)
-    return JSONResponse(stored.resource)
+    return json_response(stored.resource)
 
 
 def list_of_items(fields: Json) -> list[Json]:
@@ -155,10 +156,11 @@ async def save_generation(
 ) -> None:
     """Fill, and save the state under the id of the conversation. Raises Aborted if it was changed meanwhile."""
     generation.keep = True
+    document = state_document(resource, conversation)
+    check_document(document, "items")
     try:
         async for _ in run(call, generation):
             pass
-        document = state_document(resource, conversation)
         await save_state(call, generation.context_id, resource["id"], document, ttl_of(None), replaces=replaces)
     except Aborted as error:
         raise Aborted("the conversation was changed meanwhile", reason=error.reason) from None

@@ -18,11 +18,12 @@ from starlette.responses import JSONResponse, Response
 
 from jaxctx.errors import Aborted, InvalidArgument, JaxctxError, NotFound
 from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages
-from jaxctx.v1.context_service_pb2 import FillRequest
+from jaxctx.v1.context_service_pb2 import FillRequest, GenerateResponse
 from jaxctx.v1.generation_pb2 import FinishReason
 from jaxctx.v1.model_service_pb2 import GetModelRequest
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.chat_output import ToolUse, formats_of
+from jaxctx_server.http.contextcache.use import ContextUse, UsingResponse, find_use, saved_before_end
 from jaxctx_server.http.endpoint import EventStream
 from jaxctx_server.http.errors import json_text
 from jaxctx_server.http.events import typed_event
@@ -42,7 +43,7 @@ from jaxctx_server.http.openai.responses.record import (
 )
 from jaxctx_server.http.openai.responses.request import ResponsesRequest, parse_responses_request
 from jaxctx_server.http.openai.responses.response_run import ResponseRun
-from jaxctx_server.http.stored import delete_state, save_state, ttl_of
+from jaxctx_server.http.stored import check_document, delete_state, save_state, ttl_of
 from jaxctx_server.http.token_pieces import TokenPieces, tokens_of
 
 Json = dict[str, Any]
@@ -53,7 +54,34 @@ async def create_response(call: HttpCall) -> Response:
     """POST /v1/responses."""
     request = await call.parse_body(parse_responses_request)
     call.frontend.log_unknown_fields(request.unknown_fields)
-    events = response_events(call, request)
+    use = await find_use(call, request.create.model_id)
+    if use is None:
+        return await respond(call, request, None)
+    try:
+        return UsingResponse(call, use, await respond(call, in_kept_context(request, use), use))
+    except BaseException:
+        use.release(call)
+        raise
+
+
+def in_kept_context(request: ResponsesRequest, use: ContextUse) -> ResponsesRequest:
+    """The same request, for a kept context: that is its state, so no response is stored beside it.
+
+    Raises InvalidArgument for a field that asks for another state, or for another beginning of the context.
+    """
+    if request.previous_response_id is not None or request.conversation_id is not None:
+        name = "conversation" if request.previous_response_id is None else "previous_response_id"
+        raise InvalidArgument.field(name, "must not be set together with a kept context")
+    if request.fields.get("store"):
+        raise InvalidArgument.field("store", "must be false: the kept context is the state of the response")
+    if use.appends and request.instructions is not None:
+        raise InvalidArgument.field("instructions", "must not be set with x-session-mode append: they come first")
+    return replace(request, store=False)
+
+
+async def respond(call: HttpCall, request: ResponsesRequest, use: ContextUse | None) -> Response:
+    """The response that uses a kept context, or none."""
+    events = response_events(call, request, use)
     if request.stream:
         return EventStream(numbered(events))
     last: Json = {}
@@ -72,19 +100,21 @@ async def numbered(events: AsyncGenerator[Json, None]) -> AsyncGenerator[str, No
             number += 1
 
 
-async def response_events(call: HttpCall, request: ResponsesRequest) -> AsyncGenerator[Json, None]:
+async def response_events(
+    call: HttpCall, request: ResponsesRequest, use: ContextUse | None = None
+) -> AsyncGenerator[Json, None]:
     """The events of a response; the last one has it whole, and comes when it is stored. Raises JaxctxError.
 
     The first event comes with the first part of the output, so that an error before it has a status of its own. An
     error behind it is raised after the event `response.failed`.
     """
     try:
-        made = await begin_response(call, request)
+        made = await begin_response(call, request, use)
     except JaxctxError as error:
         raise renamed(error, request.field_names) from None
     has_begun = False
     try:
-        async with aclosing(run(call, made.generation)) as parts:
+        async with aclosing(parts_of(call, made)) as parts:
             async for part in parts:
                 if request.tells_logprobs:
                     await made.pieces.load(tokens_of(part.logprobs))
@@ -133,6 +163,13 @@ def conversation_changed() -> Aborted:
     return Aborted("conversation: it was changed by another request meanwhile", reason="VERSION_MISMATCH")
 
 
+def parts_of(call: HttpCall, made: ResponseRun) -> AsyncGenerator[GenerateResponse, None]:
+    """The parts of the output. That of a kept context ends when it is saved."""
+    parts = run(call, made.generation)
+    use = made.kept_context
+    return parts if use is None else saved_before_end(call, use, made.generation, parts)
+
+
 async def begin_conversation(
     call: HttpCall, request: ResponsesRequest
 ) -> tuple[StoredConversation | None, Conversation]:
@@ -147,7 +184,7 @@ async def begin_conversation(
     return base, conversation
 
 
-async def begin_response(call: HttpCall, request: ResponsesRequest) -> ResponseRun:
+async def begin_response(call: HttpCall, request: ResponsesRequest, use: ContextUse | None = None) -> ResponseRun:
     """Find what the response continues, and what has to be filled. Raises NotFound, InvalidArgument."""
     base, conversation = await begin_conversation(call, request)
     if base is None or changes_the_beginning(base, conversation):
@@ -156,13 +193,17 @@ async def begin_response(call: HttpCall, request: ResponsesRequest) -> ResponseR
         source, new_messages = OpenedFrom(base.state.name, base.state.version), chat_messages(request.items)
     if not new_messages:
         raise InvalidArgument.field("input", "must have at least one item")
+    if request.store or request.conversation_id is not None:
+        check_document(conversation.document(), "input")  # before anything is computed for it
+    if use is not None and use.base is not None:
+        request.create.model_id = use.base.model_id
     model = await call.unary(call.services.models.get_model, GetModelRequest(model_id=request.create.model_id))
-    formats, use = formats_of(model.model), tool_use(request, conversation)
+    formats, tools = formats_of(model.model), tool_use(request, conversation)
     if request.generate.HasField("output_format"):
-        if use.choice in ("required", "named"):
+        if tools.choice in ("required", "named"):
             raise InvalidArgument.field("tool_choice", "must not demand a call of a text of another format")
         formats = replace(formats, reasoning=None)  # the text has the format from its first character on
-    formats.prepare(request.generate, use)
+    formats.prepare(request.generate, tools)
     generation = Generation(
         create=request.create,
         source=source,
@@ -171,14 +212,17 @@ async def begin_response(call: HttpCall, request: ResponsesRequest) -> ResponseR
         keep=True,
     )
     created_at = int(call.frontend.wall_time())
+    if use is not None:
+        await use.prepare(call, model.model, generation)
     return ResponseRun(
         request=request,
         base=base,
         conversation=conversation,
         generation=generation,
         formats=formats,
-        use=use,
-        parser=formats.parser(use),
+        use=tools,
+        kept_context=use,
+        parser=formats.parser(tools),
         pieces=TokenPieces(call, model.model.model_id, model.model.model_revision),
         response_id=new_response_id(created_at),
         created_at=created_at,
@@ -252,6 +296,7 @@ async def store_response(call: HttpCall, made: ResponseRun) -> None:
     context_id, output_count = made.generation.context_id, len(made.output.items)
     if request.store:
         document = state_document(made.object(), conversation, output_count)
+        check_document(document, "input")
         ttl = ttl_of(call.frontend.response_ttl_s)
         await save_state(call, context_id, made.response_id, document, ttl)
     if base is None or request.conversation_id is None:

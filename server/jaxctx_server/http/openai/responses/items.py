@@ -5,6 +5,7 @@ input of a request ──▶ items (as the API returns them, each with an id) �
 
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxctx.errors import InvalidArgument
@@ -144,36 +145,58 @@ def reasoning_item(text: str, item_id: str = "", status: str = "completed") -> J
     return {"id": item_id or new_id("rs"), "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
+@dataclass(slots=True)
+class AnswerParts:
+    """A message of the assistant that is being put together. Its texts are joined once: they may be many."""
+
+    thoughts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, item: Json) -> None:
+        """Add an item of the assistant."""
+        match item["type"]:
+            case "reasoning":
+                self.thoughts += (part["text"] for part in item["content"])
+            case "function_call":
+                self.tool_calls.append(ToolCall(id=item["call_id"], name=item["name"], arguments=item["arguments"]))
+            case _:
+                self.texts.append(item_text(item))
+
+    def message(self) -> ChatMessage:
+        """The message."""
+        return ChatMessage(
+            role="assistant",
+            content="".join(self.texts),
+            reasoning="".join(self.thoughts),
+            tool_calls=self.tool_calls,
+        )
+
+
 def chat_messages(items: Iterable[Json]) -> list[ChatMessage]:
     """The items as messages. Thoughts, text and calls of the assistant that follow each other are one message."""
     messages: list[ChatMessage] = []
-    answer: ChatMessage | None = None  # of the assistant, to which the next items may belong
+    answer: AnswerParts | None = None  # of the assistant, to which the next items may belong
     for item in items:
         if is_of_assistant(item):
-            if answer is None or (item["type"] == "message" and answer.content):
-                answer = ChatMessage(role="assistant")
-                messages.append(answer)
-            add_to_answer(answer, item)
-        else:
+            if answer is not None and item["type"] == "message" and any(answer.texts):
+                messages.append(answer.message())
+                answer = None
+            answer = answer or AnswerParts()
+            answer.add(item)
+            continue
+        if answer is not None:
+            messages.append(answer.message())
             answer = None
-            messages.append(chat_message(item))
+        messages.append(chat_message(item))
+    if answer is not None:
+        messages.append(answer.message())
     return messages
 
 
 def is_of_assistant(item: Json) -> bool:
     """Whether an item is a part of an answer."""
     return item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant"
-
-
-def add_to_answer(answer: ChatMessage, item: Json) -> None:
-    """Add an item to a message of the assistant."""
-    match item["type"]:
-        case "reasoning":
-            answer.reasoning += "".join(part["text"] for part in item["content"])
-        case "function_call":
-            answer.tool_calls.append(ToolCall(id=item["call_id"], name=item["name"], arguments=item["arguments"]))
-        case _:
-            answer.content += item_text(item)
 
 
 def chat_message(item: Json) -> ChatMessage:

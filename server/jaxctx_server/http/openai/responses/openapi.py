@@ -13,6 +13,7 @@ from jaxctx_server.http.api_description import (
     query_parameter,
     schema_ref,
 )
+from jaxctx_server.http.contextcache.openapi import SESSION_PARAMETERS
 
 TAG = "responses"
 DESCRIPTION = "Responses and conversations of the OpenAI API: stored, and continued without computing them again."
@@ -104,6 +105,8 @@ SCHEMAS: dict[str, Json] = {
             "model": {"type": "string"},
             "output": {"type": "array", "items": schema_ref("Item")},
             "usage": nullable({"type": "object"}),
+            "session_id": {"type": "string"},
+            "cache": schema_ref("CacheReport"),
         },
     },
     "Item": {"type": "object", "required": ["id", "type"], "properties": {"id": {"type": "string"}}},
@@ -206,7 +209,9 @@ def response_paths() -> dict[str, Json]:
         cancel["responses"][str(status)] = error_response(status, "Error")
     return {
         "/v1/responses": {
-            "post": described("create_response", "A response that continues others", whole, [], "ResponseRequest")
+            "post": described(
+                "create_response", "A response that continues others", whole, SESSION_PARAMETERS, "ResponseRequest"
+            )
         },
         "/v1/responses/input_tokens": {
             "post": described("count_input_tokens", "Tokens of an input", counted, [], "ResponseRequest")

@@ -92,8 +92,24 @@ async def load_conversation(
             raise expired(name, field, call.frontend.response_ttl_s) from None
         raise not_found(name, field, error.reason) from None
     document = state.document
+    if not is_state_document(document):
+        raise not_found(name, field, "SNAPSHOT_NOT_FOUND")
     conversation = Conversation(instructions=document["instructions"], tools=document["tools"], items=document["items"])
     return StoredConversation(state, conversation)
+
+
+def is_state_document(document: Json) -> bool:
+    """Whether a document has the parts of one that `state_document` made: a caller can save any, under any name."""
+    items, tools = document.get("items"), document.get("tools")
+    return (
+        isinstance(document.get("resource"), dict)
+        and type(document.get("output_count")) is int
+        and isinstance(document.get("instructions"), str | None)
+        and isinstance(tools, list)
+        and all(isinstance(tool, str) for tool in tools)
+        and isinstance(items, list)
+        and all(isinstance(item, dict) and isinstance(item.get("id"), str) for item in items)
+    )
 
 
 def check_id(name: str, prefix: str, field: str) -> None:

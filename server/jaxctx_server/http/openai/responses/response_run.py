@@ -17,6 +17,7 @@ from jaxctx.model.text.tool_calls import (
 from jaxctx.v1.context_service_pb2 import GenerateResponse
 from jaxctx.v1.generation_pb2 import FinishReason
 from jaxctx_server.http.chat_output import ChatFormats, ToolUse
+from jaxctx_server.http.contextcache.use import ContextUse
 from jaxctx_server.http.errors import http_status
 from jaxctx_server.http.generation import Generation
 from jaxctx_server.http.openai.chat_output import ThoughtCounter, is_of_later_call
@@ -44,6 +45,7 @@ class ResponseRun:
     pieces: TokenPieces
     response_id: str
     created_at: int  # seconds since 1970
+    kept_context: ContextUse | None = None  # that it continues or makes
     diagnostics: Json | None = None
     output: OutputBuilder = field(default_factory=OutputBuilder)
     thoughts: ThoughtCounter = field(default_factory=ThoughtCounter)
@@ -134,6 +136,7 @@ class ResponseRun:
             "truncation": "disabled",
             "usage": self._usage() if is_complete else None,
             **{name: fields.get(name) for name in ECHOED_FIELDS},
+            **({} if self.kept_context is None else self.kept_context.fields(self.generation)),
         }
 
     def _usage(self) -> Json:

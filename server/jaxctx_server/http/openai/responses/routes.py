@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from jaxctx.errors import InvalidArgument, JaxctxError
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.model_service_pb2 import ApplyChatTemplateRequest
 from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.errors import json_response
 from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.openai.responses.create import begin_conversation, whole_conversation
 from jaxctx_server.http.openai.responses.lists import page_of_items
@@ -24,7 +25,7 @@ async def get_response(call: HttpCall) -> Response:
     if call.request.query_params.get("stream", "false") != "false":
         raise InvalidArgument.field("stream", "is not supported here: the response is complete")
     stored = await load_conversation(call, call.request.path_params[FIELD], FIELD, RESPONSE_PREFIX)
-    return JSONResponse(stored.resource)
+    return json_response(stored.resource)
 
 
 async def delete_response(call: HttpCall) -> Response:
@@ -32,13 +33,13 @@ async def delete_response(call: HttpCall) -> Response:
     response_id = call.request.path_params[FIELD]
     await load_conversation(call, response_id, FIELD, RESPONSE_PREFIX)
     await delete_state(call, response_id)
-    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+    return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 async def list_input_items(call: HttpCall) -> Response:
     """GET /v1/responses/{response_id}/input_items: all items before its output, those of earlier responses too."""
     stored = await load_conversation(call, call.request.path_params[FIELD], FIELD, RESPONSE_PREFIX)
-    return JSONResponse(page_of_items(stored.input_items, call.request.query_params))
+    return json_response(page_of_items(stored.input_items, call.request.query_params))
 
 
 async def cancel_response(call: HttpCall) -> Response:
@@ -59,4 +60,4 @@ async def count_input_tokens(call: HttpCall) -> Response:
         rendered = await call.unary(call.services.models.apply_chat_template, message)
     except JaxctxError as error:
         raise renamed(error, request.field_names) from None
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(rendered.tokens)})
+    return json_response({"object": "response.input_tokens", "input_tokens": len(rendered.tokens)})

@@ -5,6 +5,7 @@ import { byId, count, counted, element, setText } from "./dom.js"
 import { headers } from "./server.js"
 
 const PAUSE_MS = 600 // between two pictures of a graph in which something runs
+const IDLE_PAUSE_MS = 3000 // of another one: what runs and ends between two events of sessions leaves their numbers alone
 
 export class Sessions {
   #sessions = []
@@ -48,7 +49,7 @@ export class Sessions {
     }))
   }
 
-  /** Draw the chosen graph, and again for as long as something in it runs and the page is seen. */
+  /** Draw the chosen graph, and again for as long as the page is seen: soon if something in it runs. */
   async #look() {
     clearTimeout(this.#timer)
     if (this.#asking) return
@@ -66,7 +67,7 @@ export class Sessions {
       this.#asking = false
     }
     if (chosen.session_id !== this.#chosen) this.#look()
-    else if (chosen.started && !document.hidden) this.#timer = setTimeout(() => this.#look(), PAUSE_MS)
+    else if (!document.hidden) this.#timer = setTimeout(() => this.#look(), chosen.started ? PAUSE_MS : IDLE_PAUSE_MS)
   }
 
   #show({ text, root }, session) {

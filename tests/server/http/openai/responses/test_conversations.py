@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import openai
 import pytest
 
 import jaxctx
+from jaxctx_server.http import stored
 from tests.server.http.openai.harness import no_context_left
 
 GREEDY: Any = {"model": "echo", "temperature": 0, "max_output_tokens": 4, "extra_body": {"ignore_eos": True}}
@@ -88,3 +90,25 @@ async def test_of_two_responses_at_once_one_is_added(api: openai.AsyncOpenAI, cl
     assert (len(added), len(refused)) == (1, 1)
     assert (await texts(api, conversation.id))[-1] == added[0].output_text
     await no_context_left(client)
+
+
+async def test_more_than_can_be_kept(
+    api: openai.AsyncOpenAI, client: jaxctx.aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused by its name, and the conversation is as it was."""
+    conversation = await api.conversations.create()
+    await api.responses.create(input="One", conversation=conversation.id, **GREEDY)
+    before = (await api.conversations.items.list(conversation.id)).to_dict()
+    document_bytes = len(json.dumps(before))
+    for limit in (document_bytes // 2, document_bytes * 2):  # too small for the input; for the response, not for that
+        monkeypatch.setattr(stored, "MAX_DOCUMENT_BYTES", limit)
+        with pytest.raises(openai.BadRequestError) as raised:
+            await api.responses.create(input="Two", conversation=conversation.id, **GREEDY)
+        assert raised.value.param == "input"
+        assert (await api.conversations.items.list(conversation.id)).to_dict() == before
+    monkeypatch.setattr(stored, "MAX_DOCUMENT_BYTES", document_bytes)
+    with pytest.raises(openai.BadRequestError) as raised:
+        await api.conversations.items.create(
+            conversation.id, items=[{"type": "message", "role": "user", "content": "x" * document_bytes}]
+        )
+    assert raised.value.param == "items"

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+import jaxctx
 from jaxctx_server.auth import Key
 from tests.server.http.client import HttpClient
 from tests.server.http.openai.harness import openai_client
@@ -84,3 +85,31 @@ class TestTenants:
                 await bob.responses.create(input="Two", previous_response_id=response.id, **GREEDY)
             again = await alice.responses.create(input="Two", previous_response_id=response.id, **GREEDY)
             assert again.status == "incomplete"
+
+
+FOREIGN_DOCUMENTS = [b"", b"\xff", b"[]", b"{}", b"[" * 100_000, b'{"resource": {}, "output_count": 0, "items": [1]}']
+
+
+@pytest.mark.parametrize("document", FOREIGN_DOCUMENTS)
+async def test_a_snapshot_that_is_no_response(
+    api: openai.AsyncOpenAI, web: HttpClient, client: jaxctx.aio.Client, document: bytes
+) -> None:
+    """A caller can save any snapshot under the name of a response: it is none, and no defect."""
+    async with await client.create(text="x") as context:
+        for name in ("resp_mine", "msg_mine"):
+            await context.save(name, attachment=document)
+    asked = await web("GET", "/v1/responses/resp_mine")
+    assert asked.error == (404, "SNAPSHOT_NOT_FOUND", "response_id")
+    continued = await web("POST", "/v1/responses", {"input": "x", "previous_response_id": "resp_mine"})
+    assert continued.error == (404, "SNAPSHOT_NOT_FOUND", "previous_response_id")
+    body = {"input": "x", "max_output_tokens": 1, "prompt_cache_options": {"comparison_response_id": "msg_mine"}}
+    compared = await web("POST", "/v1/responses", body)
+    assert compared.json["prompt_cache_diagnostics"] == {"type": "comparison_response_not_found"}
+    message = {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    told = await web("POST", "/v1/messages", {**message, "diagnostics": {"previous_message_id": "msg_mine"}})
+    assert told.json["diagnostics"] == {"cache_miss_reason": {"type": "previous_message_not_found"}}
+
+
+@pytest.mark.parametrize("name", ["resp_%00", "resp_" + "x" * 500, "resp_%F0%9F%98%80"])
+async def test_an_id_that_no_response_can_have(web: HttpClient, name: str) -> None:
+    assert (await web("GET", f"/v1/responses/{name}")).error == (404, "SNAPSHOT_NOT_FOUND", "response_id")
