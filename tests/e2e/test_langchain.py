@@ -25,6 +25,7 @@ langchain_anthropic = pytest.importorskip("langchain_anthropic")
 
 NEEDS_LANGUAGE = "the tool is offered, not forced, and the bundled model has not learnt to call one"
 NEEDS_A_NUMBER = "the argument must be the number in the question, and the bundled model has not learnt to read it"
+NEEDS_AN_END = "a call must be the only one, and the bundled model has not learnt to stop behind it"
 NEEDS_CHINESE = "the argument must be a Chinese name in the question, and the bundled model has not learnt to read it"
 
 
@@ -56,6 +57,10 @@ class ServedModel(langchain_tests.ChatModelIntegrationTests):
     @pytest.mark.xfail(reason=NEEDS_A_NUMBER, raises=AssertionError, strict=True)
     async def test_tool_calling_async(self, model: Any) -> None:
         await super().test_tool_calling_async(model)
+
+    @pytest.mark.xfail(reason=NEEDS_AN_END, raises=AssertionError, strict=True)
+    def test_tool_calling_with_no_arguments(self, model: Any) -> None:
+        super().test_tool_calling_with_no_arguments(model)
 
     @pytest.mark.xfail(reason=NEEDS_CHINESE, raises=AssertionError, strict=True)
     def test_unicode_tool_call_integration(self, model: Any, **parameters: Any) -> None:

@@ -113,16 +113,16 @@ def score_by_transformers(checkpoint: Path, question: str, choice: str, *, speci
     return Score(total, bool((rows.argmax(-1) == chosen).all()))
 
 
-@pytest.mark.parametrize(("tokenizer_backend", "special"), [(None, True), ("huggingface", False)])
+@pytest.mark.parametrize(("tokenizer_backend", "special"), [("remote", True), ("huggingface", False)])
 def test_scores_are_those_of_transformers(
     server: Server,
     checkpoint: Path,
     task: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
-    tokenizer_backend: str | None,
+    tokenizer_backend: str,
     special: bool,
 ) -> None:
-    """The harness tokenizes by itself; its two ways differ in the special token at the beginning."""
+    """The harness tokenizes by the server, or by itself, which differ in the special token at the beginning."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     results = lm_eval.simple_evaluate(

@@ -10,6 +10,7 @@ import anthropic
 import pytest
 
 import jaxctx
+from jaxctx.model.text.json_schemas import written_tightly
 from jaxctx.types import FinishReason
 from jaxctx_server.auth import Key
 from tests.server.http.anthropic.harness import anthropic_client
@@ -211,7 +212,16 @@ async def test_json_by_a_schema() -> None:
         assert (await scripted.web("POST", "/v1/messages", body)).status == 200
         output_format = scripted.engine.requests[0].output_format
     assert output_format is not None
-    assert json.loads(output_format.json_schema).items() >= schema.items()
+    assert json.loads(output_format.json_schema) == written_tightly(schema)
+
+
+async def test_edits_of_the_context_are_not_applied(web: HttpClient) -> None:
+    """Coding agents ask for them in every request."""
+    body = {"model": "echo", "max_tokens": 4, "messages": [user("x")]}
+    body["context_management"] = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    assert (await web("POST", "/v1/messages", body)).json["context_management"] == {"applied_edits": []}
+    del body["context_management"]
+    assert "context_management" not in (await web("POST", "/v1/messages", body)).json
 
 
 class TestDiagnosis:
@@ -270,6 +280,9 @@ class TestWhatIsRefused:
             ({"thinking": {"type": "perhaps"}}, "thinking.type"),
             ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
             ({"diagnostics": 5}, "diagnostics"),
+            ({"context_management": 5}, "context_management"),
+            ({"context_management": {"edits": 5}}, "context_management.edits"),
+            ({"context_management": {"edits": [{}]}}, "context_management.edits[0].type"),
         ],
     )
     async def test_the_field_is_named(

@@ -31,6 +31,12 @@ async def test_an_answer(api: openai.AsyncOpenAI) -> None:
     assert usage.total_tokens == usage.input_tokens + 8
 
 
+async def test_a_search_of_the_web_is_left_out(api: openai.AsyncOpenAI) -> None:
+    """Coding agents offer it without being asked to."""
+    response = await api.responses.create(input="x", tools=[{"type": "web_search"}], **GREEDY)
+    assert response.tools == []
+
+
 async def test_it_is_the_answer_of_chat(api: openai.AsyncOpenAI) -> None:
     response = await api.responses.create(input=STORY, instructions="Be brief.", **GREEDY)
     messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": STORY}]
