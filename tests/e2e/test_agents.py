@@ -1,7 +1,8 @@
 """Requests as coding agents and chat pages send them, replayed against a server process.
 
-Each request has the fields, headers and query that the program it is named after is known to send, with shorter texts;
-the programs themselves were not run. What such a program reads is checked: that it is not refused, and that its own loop would go on.
+Each request has the fields, headers and query that the program it is named after is known to send, with shorter
+texts; the programs themselves were not run. What such a program reads is checked: that it is not refused, and that its
+own loop would go on.
 """
 
 from __future__ import annotations

@@ -64,8 +64,9 @@ class ChatFormats:
         tools = [json.loads(tool) for tool in use.tools]
         choice = use.name if use.choice == "named" else use.choice
         if choice != "auto" or any(is_strict(tool) for tool in tools):
+            parallel = use.parallel and use.choice != "named"  # which asks for one call of that tool
             grammar = self.tool_calls.grammar(
-                tools, choice, use.parallel, special_ids=self.special_markers, reasoning=self.reasoning
+                tools, choice, parallel, special_ids=self.special_markers, reasoning=self.reasoning
             )
             generate.output_format.CopyFrom(OutputFormat(grammar=grammar))
 

@@ -1,0 +1,96 @@
+"""Calls of tools and thoughts in outputs: what a request asks of the engine, and how texts are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.text.tool_calls import (
+    REASONING_FORMATS,
+    TOOL_CALL_FORMATS,
+    OutputParser,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallStart,
+)
+from jaxctx.v1.context_service_pb2 import GenerateRequest
+from jaxctx.v1.generation_pb2 import OutputFormat
+from jaxctx_server.http.chat_output import ChatFormats, ToolUse
+
+TOOL = '{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}'
+STRICT = TOOL.replace('"name"', '"strict": true, "name"')
+CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+
+
+def formats(reasoning: bool = False, special: dict[str, int] | None = None) -> ChatFormats:
+    return ChatFormats(TOOL_CALL_FORMATS["hermes"], REASONING_FORMATS["think"] if reasoning else None, special or {})
+
+
+def prepared(use: ToolUse, known: ChatFormats | None = None, **fields: Any) -> GenerateRequest:
+    generate = GenerateRequest(**fields)
+    (known or formats()).prepare(generate, use)
+    return generate
+
+
+def events(parser: OutputParser, text: str) -> list[Any]:
+    return [*parser.feed(text), *parser.finish()]
+
+
+@pytest.mark.parametrize(
+    ("use", "is_held"),
+    [
+        (ToolUse(), False),
+        (ToolUse(tools=[TOOL]), False),
+        (ToolUse(tools=[TOOL], choice="none"), False),
+        (ToolUse(tools=[TOOL], choice="required"), True),
+        (ToolUse(tools=[TOOL], choice="named", name="look"), True),
+        (ToolUse(tools=[STRICT]), True),
+    ],
+)
+def test_when_an_output_is_held_to_calls(use: ToolUse, is_held: bool) -> None:
+    assert prepared(use).HasField("output_format") == is_held
+
+
+def test_a_named_tool_is_called_once() -> None:
+    named = prepared(ToolUse(tools=[TOOL], choice="named", name="look"))
+    alone = prepared(ToolUse(tools=[TOOL], choice="named", name="look", parallel=False))
+    several = prepared(ToolUse(tools=[TOOL], choice="required"))
+    assert named.output_format.grammar == alone.output_format.grammar != several.output_format.grammar
+
+
+def test_a_format_that_the_request_has_stays() -> None:
+    wanted = OutputFormat(regex="a+")
+    assert prepared(ToolUse(tools=[STRICT]), output_format=wanted).output_format == wanted
+
+
+def test_special_tokens_are_shown_where_they_are_marks() -> None:
+    marked = formats(special={"<tool_call>": 5})
+    assert prepared(ToolUse(tools=[TOOL]), marked).include_special_tokens
+    assert not prepared(ToolUse(), marked).include_special_tokens
+    assert not prepared(ToolUse(tools=[TOOL])).include_special_tokens
+
+
+def test_a_model_whose_calls_nobody_knows() -> None:
+    unknown = ChatFormats(None, None, {})
+    with pytest.raises(InvalidArgument) as raised:
+        prepared(ToolUse(tools=[TOOL]), unknown)
+    assert [each.field for each in raised.value.violations] == ["tools"]
+    assert prepared(ToolUse(), unknown) == GenerateRequest()
+    with pytest.raises(ValueError, match="no calls"):
+        unknown.new_call_id()
+
+
+def test_calls_are_found_only_where_they_are_allowed() -> None:
+    assert ToolCallStart(0, "look") in events(formats().parser(ToolUse(tools=[TOOL])), CALL)
+    assert events(formats().parser(ToolUse(tools=[TOOL], choice="none")), CALL) == [TextDelta(CALL)]
+    other = CALL.replace("look", "other")
+    assert not any(isinstance(each, ToolCallStart) for each in events(formats().parser(ToolUse(tools=[TOOL])), other))
+
+
+def test_thoughts_are_none_in_an_answer_that_had_begun() -> None:
+    text = "<think>hm</think>Yes."
+    found = events(formats(reasoning=True).parser(ToolUse()), text)
+    assert "".join(each.text for each in found if isinstance(each, ReasoningDelta)).strip() == "hm"
+    assert events(formats(reasoning=True).parser(ToolUse(), is_continuation=True), text) == [TextDelta(text)]
