@@ -46,23 +46,23 @@ class ServedModel(langchain_tests.ChatModelIntegrationTests):
     def _server(self, server: Server) -> None:
         self.url = server.http_url
 
-    @pytest.mark.xfail(reason=NEEDS_LANGUAGE, raises=AssertionError, strict=True)
+    @pytest.mark.xfail(reason=NEEDS_LANGUAGE, raises=AssertionError)
     def test_agent_loop(self, model: Any) -> None:
         super().test_agent_loop(model)
 
-    @pytest.mark.xfail(reason=NEEDS_A_NUMBER, raises=AssertionError, strict=True)
+    @pytest.mark.xfail(reason=NEEDS_A_NUMBER, raises=AssertionError)
     def test_tool_calling(self, model: Any) -> None:
         super().test_tool_calling(model)
 
-    @pytest.mark.xfail(reason=NEEDS_A_NUMBER, raises=AssertionError, strict=True)
+    @pytest.mark.xfail(reason=NEEDS_A_NUMBER, raises=AssertionError)
     async def test_tool_calling_async(self, model: Any) -> None:
         await super().test_tool_calling_async(model)
 
-    @pytest.mark.xfail(reason=NEEDS_AN_END, raises=AssertionError, strict=True)
+    @pytest.mark.xfail(reason=NEEDS_AN_END, raises=AssertionError)
     def test_tool_calling_with_no_arguments(self, model: Any) -> None:
         super().test_tool_calling_with_no_arguments(model)
 
-    @pytest.mark.xfail(reason=NEEDS_CHINESE, raises=AssertionError, strict=True)
+    @pytest.mark.xfail(reason=NEEDS_CHINESE, raises=AssertionError)
     def test_unicode_tool_call_integration(self, model: Any, **parameters: Any) -> None:
         super().test_unicode_tool_call_integration(model, **parameters)
 
