@@ -52,7 +52,7 @@ SAMPLING = {
     "repetition_penalty": Values([1, 0.5, 10, 1e-9], [0, -1, 10.1, NAN]),
     "presence_penalty": Values([0, -2, 2, 0.5], [-2.1, 2.1, NAN, INFINITY]),
     "frequency_penalty": Values([0, -2, 2, 0.5], [-2.1, 2.1, NAN, 1e300]),
-    "seed": Values([0, 1, 7, INT64], [-1, -INT64 - 1]),
+    "seed": Values([0, 1, 7, INT64], [-2, -INT64 - 1]),  # -1 is none over HTTP, as in other servers
     "logit_bias": Values(
         [{}, {5: 100}, {0: -100, VOCAB_SIZE - 1: 0.5}, dict.fromkeys(range(300), 1)],
         [{-1: 1}, {VOCAB_SIZE: 1}, {5: 100.5}, {5: NAN}, {5: -INFINITY}, dict.fromkeys(range(301), 1)],

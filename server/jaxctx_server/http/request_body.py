@@ -7,7 +7,7 @@ body holds is counted before it is parsed.
 import json
 import math
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 from google.protobuf import json_format
 from starlette.requests import Request
@@ -57,8 +57,8 @@ def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
     """The value of a JSON text of up to `max_values` values, with up to `max_parts` texts, names, lists and objects.
 
     Raises InvalidArgument for more, and for more than `MAX_DEPTH` lists and objects inside each other, before anything
-    is parsed, and for a lone surrogate; what `json.loads` raises for what is no JSON: also for another encoding than
-    UTF-8, in which bytes could not be counted, and for NaN and infinite numbers, which JSON does not have.
+    is parsed; and for a lone surrogate, NaN or an infinite number, which JSON does not have. Raises what `json.loads`
+    raises for what is no JSON: also for another encoding than UTF-8, in which bytes could not be counted.
     """
     text = data.decode("utf-8-sig")  # of bytes, json.loads would take other encodings, and half characters
     parts = data.count(b'"') // 2 + data.count(b"[") + data.count(b"{")
@@ -73,7 +73,10 @@ def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
         if values > max_values:
             raise InvalidArgument(f"the body must have up to {max_values} values")
     check_depth(data)
-    value = json.loads(text, parse_constant=refuse_constant, parse_float=finite_float)
+    numbers = NumberReader()
+    value = json.loads(text, parse_constant=numbers.read, parse_float=numbers.read)
+    if not numbers.all_finite:
+        refuse_infinite(value)
     if SURROGATE.search(data) is not None:
         check_is_unicode(value)
     return value
@@ -91,17 +94,28 @@ def check_depth(data: bytes) -> None:
             raise InvalidArgument.field("request", message)
 
 
-def refuse_constant(name: str) -> float:
-    """For NaN, Infinity and -Infinity, which `json.loads` reads. Raises ValueError."""
-    raise ValueError(f"{name} is no number of JSON")
+class NumberReader:
+    """Reads numbers that are not whole, and remembers whether all of them are finite."""
+
+    def __init__(self) -> None:
+        self.all_finite = True
+
+    def read(self, text: str) -> float:
+        """A number, also NaN or one that is too large, which becomes infinite."""
+        number = float(text)
+        self.all_finite = self.all_finite and math.isfinite(number)
+        return number
 
 
-def finite_float(text: str) -> float:
-    """A number. Raises ValueError for one that is too large, which would become infinite."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("a number is too large")
-    return number
+def refuse_infinite(value: Any) -> NoReturn:
+    """Raise InvalidArgument for a value with a number that is not finite, naming the field in which it is."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            try:
+                json.dumps(entry, allow_nan=False)
+            except ValueError:
+                raise InvalidArgument.field(name, "must be a finite number") from None
+    raise InvalidArgument("the body must have finite numbers")
 
 
 def check_is_unicode(value: Any) -> None:

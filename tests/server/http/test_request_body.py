@@ -100,8 +100,11 @@ class TestJson:
 
     @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e400"])
     def test_what_is_no_number_of_json(self, number: bytes) -> None:
-        with pytest.raises(request_body.PARSE_ERRORS):
-            parse_json(b'{"a": [' + number + b"]}", max_values=10, max_parts=10)
+        with pytest.raises(InvalidArgument) as refused:
+            parse_json(b'{"b": 1.5, "a": [' + number + b"]}", max_values=10, max_parts=10)
+        assert [each.field for each in refused.value.violations] == ["a"]
+        with pytest.raises(InvalidArgument):
+            parse_json(b"[" + number + b"]", max_values=10, max_parts=10)
 
     @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
     def test_another_encoding(self, encoding: str) -> None:

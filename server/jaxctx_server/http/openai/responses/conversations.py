@@ -162,7 +162,7 @@ async def save_generation(
         async for _ in run(call, generation):
             pass
         await save_state(call, generation.context_id, resource["id"], document, ttl_of(None), replaces=replaces)
-    except Aborted as error:
-        raise Aborted("the conversation was changed meanwhile", reason=error.reason) from None
+    except Aborted:
+        raise Aborted("the conversation was changed meanwhile", reason="VERSION_MISMATCH") from None
     finally:
         call.frontend.run_in_background(close_contexts(call, generation.context_ids))
