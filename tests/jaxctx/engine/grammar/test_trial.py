@@ -82,6 +82,8 @@ def test_closing_ends_a_trial_at_once(trials: GrammarTrials) -> None:
     grammar = ENDLESS["a conjunction of many"].grammar or ""
     thread = threading.Thread(target=lambda: errors.append(trials.try_grammar(grammar)))
     thread.start()
+    while not trials._idle.empty():  # until it has the process
+        time.sleep(0.001)
     trials.close()
     thread.join(5)
     assert errors == [TOO_MUCH]
