@@ -39,7 +39,7 @@ WRONG: dict[str, tuple[OutputFormat, str, str]] = {
     "a schema deep in itself": (
         OutputFormat(json_schema='{"items":' * 5000 + "{}" + "}" * 5000),
         "output_format.json_schema",
-        "recursion limit",
+        "recursion",
     ),
     "a schema that only is itself": (OutputFormat(json_schema='{"$ref": "#"}'), "output_format.json_schema", ""),
     "a regex that is none": (OutputFormat(regex="[a-"), "output_format.regex", "unclosed"),
