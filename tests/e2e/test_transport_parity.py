@@ -221,6 +221,8 @@ class GrpcTransport:
 def refusal_of(error: JaxctxError) -> Refusal:
     """An error of gRPC as HTTP would tell it."""
     path = error.violations[0].field if error.violations else None
+    if error.reason == "MODEL_NOT_FOUND":
+        path = "model"  # which only HTTP names: NOT_FOUND has no fields in gRPC
     return Refusal(http_status(error), error.reason, None if path is None else base_name(path))
 
 
