@@ -27,7 +27,7 @@ from tests.engines import Clock
 
 SEEN_BY_TENANTS = ("ContextService", "SnapshotService", "SessionService", "ModelService")
 MODULES = (context_service_pb2, snapshot_service_pb2, session_service_pb2, model_service_pb2)
-DRAWN = re.compile(r"pub_c\d{6}|c\d{6}|\b[0-9a-f]{32}\b")  # ids that nobody can guess in a server that is no test's
+DRAWN = re.compile(r"\b(?:(?:pub_)?c\d{6}|[0-9a-f]{32})\b")  # ids that nobody can guess in a server that is no test's
 GREEDY, SEEDED = SamplingParams(temperature=0), SamplingParams(temperature=1, seed=7)
 PROMPT = [token % 250 for token in range(3, 90)]
 AT = 1_700_000_000.0

@@ -35,11 +35,20 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
 
 
 def methods_of_path(request: Request) -> list[str]:
-    """The methods of all routes that the path of a request has, and OPTIONS, which every path has."""
+    """The methods of the path of a request, and OPTIONS, which every path has.
+
+    A path that is spelled out, as `/v1/responses/input_tokens`, has its own alone, though it is also an id of
+    `/v1/responses/{response_id}`.
+    """
+    matching = [
+        route
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    spelled_out = [route for route in matching if route.path == request.url.path]
     methods = {"OPTIONS"}
-    for route in request.app.routes:
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            methods.update(route.methods or ())
+    for route in spelled_out or matching:
+        methods.update(route.methods or ())
     return sorted(methods)
 
 

@@ -212,7 +212,7 @@ def other_value(rng: random.Random, request: bytes) -> bytes:
     try:
         fields = json.loads(request.partition(b"\r\n\r\n")[2])
         name = rng.choice(list(fields.keys()))
-    except (ValueError, IndexError, AttributeError):
+    except (ValueError, IndexError, AttributeError, RecursionError):
         return other_json(rng, request)
     values: list[Any] = [None, -1, 0, 2**31, 2**63, 2**70, 1e308, -0.5, "", "x" * 3000, "\ud800", "\x00", [], {}, True]
     values += [[[]], [None] * 300, {"a": {"b": {}}}, [{}], "é", [-1], [2**40], [1.5], {"type": "json_schema"}]

@@ -53,6 +53,7 @@ def test_only_whole_parts_of_a_path_count() -> None:
         ("DELETE", "/health", "GET, HEAD, OPTIONS"),
         ("PATCH", "/", "GET, HEAD, OPTIONS"),
         ("TRACE", "/v1/models/some/model", "GET, HEAD, OPTIONS"),
+        ("PATCH", "/v1/responses/input_tokens", "OPTIONS, POST"),  # not those of /v1/responses/{response_id}
     ],
 )
 async def test_a_method_that_the_path_lacks(web: HttpClient, method: str, path: str, allowed: str) -> None:
