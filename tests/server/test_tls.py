@@ -7,8 +7,8 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,8 @@ from starlette.routing import Route
 from jaxctx_server import tls as tls_module
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.errors import USAGE, StartError
+from jaxctx_server.http import limits
+from jaxctx_server.http import server as http_server
 from jaxctx_server.http.server import HttpServer, bind_tcp
 from jaxctx_server.tls import EXPIRED, NOT_RELOADED, TlsFiles, TlsStore
 from tests.certificates import Pair, browser, root, write_pair, write_root
@@ -468,6 +470,51 @@ def test_https_goes_on_over_a_reload_and_new_connections_see_it(
     """uvloop is what servers run on; it has TLS of its own."""
     with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(_https_reload(mutual_files, tmp_path))
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """An event loop of either kind: uvloop, on which servers run, has TLS of its own."""
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner
+
+
+def test_a_slow_request_is_refused_and_its_connection_ended(
+    runner: asyncio.Runner, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HEADERS_TIMEOUT_S", 0.3)
+
+    async def ask_slowly() -> None:
+        async with https_port(TlsStore(files)) as port:
+            connected = await asyncio.open_connection("127.0.0.1", port, ssl=browser("servers"))
+            reader, writer = connected
+            writer.write(b"GET / HTTP/1.1\r\n")
+            async with asyncio.timeout(60):
+                answer = await reader.read()  # to its end
+            writer.close()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"type":"timeout_error"' in answer
+
+    runner.run(ask_slowly())
+
+
+def test_a_handshake_that_does_not_go_on(
+    runner: asyncio.Runner, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "HANDSHAKE_TIMEOUT_S", 0.3)
+
+    async def stall() -> None:
+        async with https_port(TlsStore(files)) as port:
+            for sent in (b"", b"\x16\x03\x01\x02\x00\x01"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(sent)
+                async with asyncio.timeout(30):
+                    with suppress(ConnectionError):
+                        assert await reader.read() == b""
+                writer.close()
+            assert await https_accepts(port, browser("servers"))
+
+    runner.run(stall())
 
 
 async def test_a_session_from_before_a_reload_lets_nobody_in(mutual_files: TlsFiles, tmp_path: Path) -> None:

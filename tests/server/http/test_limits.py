@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
 
 import pytest
 
 from jaxctx.engine.engine import LocalEngine
 from jaxctx_server.http import limits
+from jaxctx_server.http import server as http_server
+from jaxctx_server.http.server import HttpServer, bind_tcp
+from tests.server.harness import eventually
 from tests.server.http.client import HttpClient
+
+Connections: TypeAlias = "set[Any]"
 
 HEAD = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 BODY_PATHS = [b"/v1/session", b"/v1/completions"]
@@ -124,6 +132,25 @@ async def test_a_body_behind_an_answer(web: HttpClient, monkeypatch: pytest.Monk
     slow.close()
 
 
+@pytest.mark.parametrize("path", BODY_PATHS)
+async def test_a_body_of_a_request_that_came_too_early(
+    web: HttpClient, path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the request before it was answered: its time begins when that is done."""
+    monkeypatch.setattr(limits, "BODY_TIMEOUT_S", 0.5)
+    early = HEAD % path + b"content-length: 100\r\n\r\n{"
+    slow = await Connection.to(web, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n" + early)
+    assert await slow.status() == 200
+    assert await slow.answer() == (408, "the body must be there within 0.5 seconds")
+
+
+async def test_headers_of_a_request_that_came_too_early(web: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HEADERS_TIMEOUT_S", 0.5)
+    slow = await Connection.to(web, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HT")
+    assert await slow.status() == 200
+    assert (await slow.answer())[0] == 408
+
+
 async def test_a_slow_answer_is_waited_for(web: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits are of requests."""
     for name in ("HEADERS_TIMEOUT_S", "BODY_TIMEOUT_S"):
@@ -187,3 +214,80 @@ async def test_connections_that_are_served_stay(
     assert [(await each).status for each in answers] == [200, 200]
     for each in idle:
         each.close()
+
+
+# --- clients that do not read -----------------------------------------------------------------------------------------
+
+
+class Unread:
+    """An application with answers that are larger than what the system holds for a client that does not read."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self.answer(send, is_stream=scope["path"] == "/stream")
+        finally:
+            self.ended.set()
+
+    async def answer(self, send: Any, *, is_stream: bool) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000 if is_stream else 1):
+            await send({"type": "http.response.body", "body": bytes(16 << 20), "more_body": is_stream})
+
+
+@asynccontextmanager
+async def unread_answer(path: str, headers: str = "") -> AsyncIterator[tuple[Unread, Connections, socket.socket]]:
+    """The application, the connections of its server, and a client that has asked and does not read."""
+    app = Unread()
+    server = HttpServer(app, bind_tcp("127.0.0.1", 0))
+    await server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n".encode())
+            yield app, server._server.server_state.connections, client
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize("headers", ["", "connection: close\r\n"])
+async def test_an_answer_that_nobody_reads_does_not_hold_its_connection(
+    headers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr(limits, "STALLED_S", 0.2)
+    async with unread_answer("/", headers) as (app, connections, _):
+        await asyncio.wait_for(app.ended.wait(), 60)
+        await eventually(lambda: not connections)
+
+
+async def test_a_stream_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STALLED_S", 0.2)
+    async with unread_answer("/stream") as (app, connections, _):
+        await asyncio.wait_for(app.ended.wait(), 60)
+        assert not connections
+
+
+async def test_a_slow_reader_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads a little each time gets all of it."""
+    monkeypatch.setattr(limits, "STALLED_S", 0.5)
+    async with unread_answer("/", "connection: close\r\n") as (_, connections, client):
+        read = 0
+        while part := await asyncio.to_thread(client.recv, 1 << 18):
+            read += len(part)
+            await asyncio.sleep(0.02)
+        assert read > 16 << 20
+        await eventually(lambda: not connections)
+
+
+async def test_an_answer_that_nobody_reads_makes_place_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 1)
+    async with unread_answer("/", "connection: close\r\n") as (app, connections, client):
+        await asyncio.wait_for(app.ended.wait(), 60)
+        (unread,) = connections
+        with socket.create_connection(client.getpeername()) as other:
+            await eventually(lambda: unread not in connections)
+            assert connections
+            other.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert (await asyncio.to_thread(other.recv, 12)) == b"HTTP/1.1 200"
