@@ -32,6 +32,8 @@ from starlette.routing import Route
 from jaxctx_server import tls as tls_module
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.errors import USAGE, StartError
+from jaxctx_server.grpc import server as grpc_server
+from jaxctx_server.grpc.server import options
 from jaxctx_server.http import limits
 from jaxctx_server.http import server as http_server
 from jaxctx_server.http.server import HttpServer, bind_tcp
@@ -187,7 +189,7 @@ async def _count(request: bytes, context: Any) -> AsyncIterator[bytes]:
 @asynccontextmanager
 async def grpc_target(store: TlsStore) -> AsyncIterator[str]:
     """The address of a gRPC server that counts."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=options(max_calls=100))
     handler = grpc.unary_stream_rpc_method_handler(_count)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", {"Count": handler}),))
     port = server.add_secure_port("127.0.0.1:0", store.server_credentials())
@@ -335,6 +337,17 @@ async def test_it_looks_again_and_again_whatever_fails(
     assert not watching.done()
     watching.cancel()
     assert any(record.__dict__.get("reason") == NOT_RELOADED for record in caplog.records)
+
+
+async def test_grpc_ends_a_handshake_that_does_not_go_on(files: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_TIMEOUT_MS", 300)
+    async with grpc_target(TlsStore(files)) as target:
+        reader, writer = await asyncio.open_connection(*target.split(":"))
+        async with asyncio.timeout(60):  # gRPC's own limit is two minutes
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+        assert await grpc_accepts(target, "servers")
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------------

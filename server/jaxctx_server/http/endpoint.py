@@ -90,8 +90,7 @@ class ResponseSender:
             self.is_event_stream = any(
                 name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
             )
-            if self.call.request_id:
-                headers += [(name, self.call.request_id.encode()) for name in self.errors.request_id_headers]
+            headers += [(name.encode(), self.call.request_id.encode()) for name in self.errors.request_id_headers]
             message = {**message, "headers": headers}
         elif not message.get("more_body", False):
             self.has_ended = True

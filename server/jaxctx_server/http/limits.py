@@ -18,6 +18,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from jaxctx_server.http.errors import http_error_json
+from jaxctx_server.http.request_id import request_id_header
 
 MAX_CONNECTIONS = 512
 MAX_HEADER_BYTES = 16 << 10
@@ -152,7 +153,8 @@ class LimitedProtocol(H11Protocol):
 
     def _send_error(self, status: int, message: str) -> None:
         body = http_error_json(status, message).encode()
-        headers = [JSON_HEADER, (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        length = (b"content-length", str(len(body)).encode())
+        headers = [JSON_HEADER, length, request_id_header(None), (b"connection", b"close")]
         if status == 503:
             headers.append((b"retry-after", b"1"))
         response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES.get(status, b""))

@@ -1,6 +1,6 @@
 """Every call's way in and out, the same for every transport.
 
-    metadata ─▶ authorise ─▶ request id, trace ─▶ limit of calls ─▶ read and validate the request ─▶ the service
+    metadata ─▶ request id ─▶ authorise ─▶ trace ─▶ limit of calls ─▶ read and validate the request ─▶ the service
 
 A transport describes a call by its `CallMetadata`, enters `CallPipeline.admit`, reads the request within it
 (`CallPipeline.read_request`) and calls the service. Whatever goes wrong on the way leaves `admit` as one of the errors
@@ -63,7 +63,7 @@ class Call:
 
     metadata: CallMetadata
     key: Key = NOBODY  # of the caller; of a router's call with the tenant that it is made for
-    request_id: str = ""  # the caller's, or else a random one; empty while the caller is not known
+    request_id: str = ""  # the caller's, or else a random one; set by `admit`
     is_authorised: bool = False
     outcome: str = "CANCELLED"  # status code
     reason: str | None = None  # of the error that it ended with
@@ -124,11 +124,11 @@ class CallPipeline:
         """
         self._metrics.began(call.metadata.transport)
         CURRENT_RECORD.set(call.record)
+        call.request_id = request_id_of(call.metadata.request_id)
         try:
             accepted_key = self._authorise(call)
             limit = self._limit_of(call)
             self._check_incarnation(call)
-            self._choose_request_id(call)
             self._trace(call)
             if limit.locked():
                 raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
@@ -190,10 +190,6 @@ class CallPipeline:
             message = "meant for an earlier incarnation of this engine"
             raise Unavailable(message, reason="ENGINE_LOST", retry_after_s=1.0)
 
-    def _choose_request_id(self, call: Call) -> None:
-        given = call.metadata.request_id or ""
-        call.request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-
     def _trace(self, call: Call) -> None:
         """Begin the call's span. Without one, the caller's trace context goes on to calls on behalf of this one."""
         traceparent = call.metadata.traceparent
@@ -217,6 +213,11 @@ class CallPipeline:
             call.span.end(call.record, call.outcome, call.reason)
         if call.is_authorised and log.isEnabledFor(logging.DEBUG):
             log.debug("call", extra=facts_of(call))
+
+
+def request_id_of(given: str | None) -> str:
+    """The id of a request: the one that its caller gave, or a random one if there is none or it is not fit to be one."""
+    return given if given is not None and REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 
 
 def facts_of(call: Call) -> dict[str, str | int | float]:

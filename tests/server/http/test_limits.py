@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -45,6 +46,7 @@ class Connection:
         head, _, body = told.partition(b"\r\n\r\n")
         assert b"content-type: application/json" in head.lower(), told
         assert b"connection: close" in head.lower()
+        assert re.search(rb"\r\nx-request-id: [0-9a-f]{16}\r\n", head.lower())
         error = json.loads(body)["error"]
         assert set(error) == {"message", "type", "code", "param"}
         assert error["code"] == "HTTP"
