@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import logging
@@ -68,6 +69,35 @@ def test_on_a_terminal_logs_are_for_reading_along() -> None:
     assert re.search(r"\[info +\] hi you +\[jaxctx\.server\] method=/a/b where=\['x', 'y'\]$", first)
     assert rest[-1] == "ValueError: 8"
     assert "a prompt" not in "".join(rest)
+
+
+@pytest.mark.parametrize("stream_type", [io.StringIO, Terminal])
+@pytest.mark.usefixtures("_quiet")
+async def test_of_exceptions_in_libraries_no_message_is_logged(stream_type: type[io.StringIO]) -> None:
+    """They may quote a request: uvicorn logs those of an application, asyncio those of tasks that nobody waited for."""
+    stream = stream_type()
+    logs.configure("info", stream)
+    secret = "a prompt"
+
+    async def fail() -> None:
+        try:
+            raise KeyError(secret)
+        except KeyError as error:
+            raise ValueError(secret) from error
+
+    try:
+        await fail()
+    except ValueError as error:
+        logging.getLogger("uvicorn.error").error("Exception in ASGI application\n", exc_info=error)
+    task = asyncio.ensure_future(fail())
+    await asyncio.wait([task])
+    del task
+    gc.collect()
+    written = stream.getvalue()
+    assert "a prompt" not in written
+    for told in ("Exception in ASGI application", "Task exception was never retrieved", "ValueError", "KeyError"):
+        assert told in written
+    assert written.count("in fail") >= 2  # where it was raised
 
 
 # --- what callers send ------------------------------------------------------------------------------------------------
