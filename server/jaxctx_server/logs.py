@@ -28,7 +28,11 @@ log = logging.getLogger("jaxctx.server")
 def configure(level: str, stream: TextIO) -> None:
     """Log ours from `level` ("debug", …) on, and of others what is at least a warning."""
     handler = logging.StreamHandler(stream)
-    steps = [ProcessorFormatter.remove_processors_meta, hide_messages_of_libraries, *(SHORT if stream.isatty() else JSON)]
+    steps = [
+        ProcessorFormatter.remove_processors_meta,
+        hide_messages_of_libraries,
+        *(SHORT if stream.isatty() else JSON),
+    ]
     handler.setFormatter(ProcessorFormatter(foreign_pre_chain=FACTS, processors=steps))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("jaxctx").setLevel(level.upper())

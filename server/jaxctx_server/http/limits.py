@@ -66,7 +66,13 @@ class LimitedProtocol(H11Protocol):
             super().data_received(data)
 
     def handle_events(self) -> None:
-        """Handle what has arrived: also, when an answer is complete, the next request that came before it was."""
+        """Handle what has arrived: also, when an answer is complete, the next request that came before it was.
+
+        That waits until the client has read the answer, so that who does not read has one answer to wait for at most.
+        """
+        if self.flow.write_paused and self.conn.their_state is h11.IDLE:
+            self.flow.pause_reading()
+            return
         super().handle_events()
         if self._refused or self._upgraded:
             return
@@ -92,8 +98,12 @@ class LimitedProtocol(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if not self.transport.is_closing():
-            self._stop_stalled_timer()
+        if self.transport.is_closing():
+            return
+        self._stop_stalled_timer()
+        if self.conn.their_state is h11.IDLE:
+            self.flow.resume_reading()
+            self.handle_events()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection over to uvicorn's protocol for WebSocket."""
@@ -183,7 +193,7 @@ class LimitedProtocol(H11Protocol):
         self.refuse(408, f"the {waiting_for} must be there within {timeout_s:g} seconds")
 
     def _start_stalled_timer(self) -> None:
-        """Abort the connection unless its client reads. While this timer runs nothing is added to what it has to read."""
+        """Abort the connection unless its client reads. While this runs nothing is added to what it has to read."""
         self._stop_stalled_timer()
         self._unsent_bytes = self.transport.get_write_buffer_size()
         self._stalled_timer = self.loop.call_later(STALLED_S, self._abort_stalled)

@@ -70,7 +70,9 @@ class WebSocketEndpoint:
             await OPENAI_ERRORS.response(error)(scope, receive, send)
             return
         websocket = WebSocket(scope, receive, send)
-        connection = Connection(self, frontend, request, replace(metadata, request_id=None, operation=self.operation), websocket)
+        connection = Connection(
+            self, frontend, request, replace(metadata, request_id=None, operation=self.operation), websocket
+        )
         frontend.websockets.add(metadata.peer)
         try:
             with suppress(WebSocketDisconnect):

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from jaxctx.errors import JaxctxError, PermissionDenied, ResourceExhausted, Unavailable
-from jaxctx_server.auth import LOCAL, METHODS, NOBODY, Key, Role
+from jaxctx_server.auth import METHODS, NOBODY, Key, Role
 from jaxctx_server.call_record import CURRENT_RECORD, CallRecord
 from jaxctx_server.call_trace import TRACEPARENT, CallSpan, CallTracer
 from jaxctx_server.key_store import KeyStore
@@ -33,7 +33,7 @@ from jaxctx_server.metrics.calls import OTHER, CallMetrics
 from jaxctx_server.service.request_reader import METHOD_OF_REQUEST, RequestReader
 
 log = logging.getLogger("jaxctx.calls")
-MAX_OPEN_CALLS = 64  # calls at once of methods that need no key
+MAX_OPEN_CALLS = 64  # calls at once of each method that needs no key: streams of Watch leave Check alone
 # Methods whose calls have no span: probes, and what a router asks its engines at every heartbeat.
 UNTRACED = frozenset(
     ("/jaxctx.v1.AdminService/GetStats", *(method for method, role in METHODS.items() if role is Role.ANYONE)),
@@ -78,7 +78,8 @@ class Call:
     @property
     def budget_owner(self) -> tuple[str, str]:
         """Whose budget of reading time the request is charged to: without keys each connection has one."""
-        owner = self.metadata.peer if self.key.name == LOCAL.name else self.key.name
+        is_without_key = not self.key.sha256
+        owner = self.metadata.peer if is_without_key else self.key.name
         return owner, self.key.tenant
 
 
@@ -104,7 +105,9 @@ class CallPipeline:
         self._incarnation = incarnation
         self._metrics = metrics or CallMetrics()
         self._tracer = tracer
-        self._open_calls = asyncio.Semaphore(MAX_OPEN_CALLS)
+        self._open_calls = {
+            method: asyncio.Semaphore(MAX_OPEN_CALLS) for method, role in METHODS.items() if role is Role.ANYONE
+        }
         self._calls = asyncio.Semaphore(max_calls)
         self._router_calls = asyncio.Semaphore(max_calls)  # or clients could make an engine look lost to its router
 
@@ -183,7 +186,7 @@ class CallPipeline:
     def _limit_of(self, call: Call) -> asyncio.Semaphore:
         if call.key.role is Role.CLUSTER and call.metadata.incarnation:
             return self._router_calls
-        return self._open_calls if METHODS[call.metadata.method] is Role.ANYONE else self._calls
+        return self._open_calls.get(call.metadata.method, self._calls)
 
     def _check_incarnation(self, call: Call) -> None:
         if call.key.role is Role.CLUSTER and call.metadata.incarnation not in (None, self._incarnation):
@@ -216,7 +219,7 @@ class CallPipeline:
 
 
 def request_id_of(given: str | None) -> str:
-    """The id of a request: the one that its caller gave, or a random one if there is none or it is not fit to be one."""
+    """The id of a request: the one that its caller gave if that is fit to be one, else a random one."""
     return given if given is not None and REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 
 

@@ -226,8 +226,10 @@ class Unread:
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
+        self.requests = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.requests += 1
         try:
             await self.answer(send, is_stream=scope["path"] == "/stream")
         finally:
@@ -281,6 +283,21 @@ async def test_a_slow_reader_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
             await asyncio.sleep(0.02)
         assert read > 16 << 20
         await eventually(lambda: not connections)
+
+
+async def test_who_does_not_read_has_one_request_at_work() -> None:
+    """Further ones wait in the connection, and hold no place among the calls."""
+    async with unread_answer("/") as (app, _, client):
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" * 4)
+        await asyncio.wait_for(app.ended.wait(), 60)
+        await asyncio.sleep(0.1)
+        assert app.requests == 1
+        read = 0
+        while read < 5 * (16 << 20):
+            part = await asyncio.to_thread(client.recv, 1 << 20)
+            assert part, "the connection has ended"
+            read += len(part)
+        assert app.requests == 5
 
 
 async def test_an_answer_that_nobody_reads_makes_place_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

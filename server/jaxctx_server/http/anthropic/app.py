@@ -14,9 +14,7 @@ APPLY_CHAT_TEMPLATE = "/jaxctx.v1.ModelService/ApplyChatTemplate"
 def anthropic_routes() -> list[Route]:
     """All paths of the Anthropic API."""
     return [
-        api_route(
-            "/v1/messages", create_message, ["POST"], method=GENERATE, errors=ANTHROPIC_ERRORS, operation=CHAT
-        ),
+        api_route("/v1/messages", create_message, ["POST"], method=GENERATE, errors=ANTHROPIC_ERRORS, operation=CHAT),
         api_route(
             "/v1/messages/count_tokens",
             count_tokens,
