@@ -36,6 +36,8 @@ def configure(level: str, stream: TextIO) -> None:
     handler.setFormatter(ProcessorFormatter(foreign_pre_chain=FACTS, processors=steps))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("jaxctx").setLevel(level.upper())
+    # Its warnings are of what is no HTTP: whoever can connect could fill the log with them.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
 def hide_messages_of_libraries(logger: Any, method: str, event: EventDict) -> EventDict:

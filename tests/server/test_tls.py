@@ -428,6 +428,18 @@ async def test_https(files: TlsFiles) -> None:
         assert not await https_accepts(port, None), "plain text"
 
 
+async def test_roots_with_comments_in_other_letters(mutual_files: TlsFiles, tmp_path: Path) -> None:
+    """As bundles of roots have them, with the names of those who issued them."""
+    assert mutual_files.client_ca is not None
+    roots = mutual_files.client_ca.read_bytes()
+    mutual_files.client_ca.write_bytes("# Issuer: Főtanúsítvány\n".encode() + roots)
+    caller, store = write_pair(tmp_path / "caller", "callers"), TlsStore(mutual_files)
+    async with https_port(store) as port:
+        assert await https_accepts(port, browser("servers", caller))
+    async with grpc_target(store) as target:
+        assert await grpc_accepts(target, "servers", caller)
+
+
 async def test_https_without_a_server_name(files: TlsFiles) -> None:
     """As clients do that connect to an IP address."""
     async with https_port(TlsStore(files)) as port:
