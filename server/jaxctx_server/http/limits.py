@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Literal
 
 import h11
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from jaxctx_server.http.errors import http_error_json
@@ -25,6 +26,7 @@ MAX_HEADER_BYTES = 16 << 10
 HEADERS_TIMEOUT_S = 10.0  # from the start of a connection, or of another request on it, to the end of its headers
 BODY_TIMEOUT_S = 30.0  # from there to the end of the body
 KEEP_ALIVE_S = 5  # between two requests
+MAX_AGE_S = 3600.0  # a request on an older connection is the last one there, as with gRPC
 STALLED_S = 300.0  # a client that has taken nothing of its answer for so long is cut off
 LINGER_S = 1.0  # a refused connection stays open for so long, so that the client can read the answer
 MAX_WEBSOCKET_HEADERS, MAX_WEBSOCKET_HEADER_BYTES = 100, 8000  # of a request for a WebSocket
@@ -76,12 +78,22 @@ class LimitedProtocol(H11Protocol):
         super().handle_events()
         if self._refused or self._upgraded:
             return
+        if self.cycle is not None and not self.cycle.response_started:
+            self._make_last_if_old()
         if self.conn.their_state is h11.SEND_BODY:
             self._wait_for("body")
         elif self.conn.their_state is not h11.IDLE:
             self._wait_for(None)
         elif self.conn.trailing_data[0]:  # the first bytes of a request; between two there is a time of its own
             self._wait_for("headers")
+
+    def _make_last_if_old(self) -> None:
+        """Have the answer to the present request say that none may follow it, if the connection is old.
+
+        So balancers can move connections, and a caller whose certificate is not accepted any more comes to notice.
+        """
+        if self.loop.time() - self.opened_at >= MAX_AGE_S and CLOSE_HEADER not in self.headers:
+            self.headers.append(CLOSE_HEADER)  # as if the client had asked for it
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -218,6 +218,21 @@ async def test_connections_that_are_served_stay(
         each.close()
 
 
+async def test_an_old_connection_ends_with_its_next_answer(web: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nobody stays whose certificate is not accepted any more."""
+    asked = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    old = await Connection.to(web, asked)
+    assert await old.status() == 200
+    monkeypatch.setattr(limits, "MAX_AGE_S", 0.0)
+    old.send(asked)
+    async with asyncio.timeout(60):
+        answer = await old._reader.read()  # to the end of the connection
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nconnection: close\r\n" in answer.lower()
+    assert answer.endswith(b"}")
+    old.close()
+
+
 # --- clients that do not read -----------------------------------------------------------------------------------------
 
 
