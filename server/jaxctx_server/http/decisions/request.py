@@ -217,7 +217,7 @@ def parse_question(value: object) -> Question:
         raise InvalidArgument.field("", "must be an object")
     fields = {name: each for name, each in value.items() if each is not None}
     kind = fields.get("type")
-    if kind not in QUESTION_FIELDS:
+    if not isinstance(kind, str) or kind not in QUESTION_FIELDS:
         raise InvalidArgument.field("type", "must be " + ", ".join(QUESTION_FIELDS))
     name = fields.get("name")
     if name is not None and not (isinstance(name, str) and len(name) <= MAX_NAME):
