@@ -8,6 +8,7 @@ the question is the same for all, and is tokenised once; so is each question wit
 conversation is therefore rendered once, with a mark in place of the question.
 """
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,4 +160,5 @@ class TextTokens:
         if text not in self._known:
             asked = TokenizeRequest(model_id=self._model.model_id, text=text, add_special_tokens=False)
             self._known[text] = (await self._call.unary(self._call.services.models.tokenize, asked)).tokens[:]
+            await asyncio.sleep(0)  # short texts are tokenised on the event loop, and there may be thousands
         return self._known[text]

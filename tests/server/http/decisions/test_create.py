@@ -209,6 +209,11 @@ async def test_an_unknown_model(web: HttpClient) -> None:
     assert (await web("POST", PATH, body(WIDE, model="none"))).error == (404, "MODEL_NOT_FOUND", "model")
 
 
+async def test_a_kept_context_is_not_continued_here(web: HttpClient) -> None:
+    answer = await web("POST", PATH, body(WIDE), headers={"x-session-id": "mine"})
+    assert answer.error == (400, "INVALID_FIELD", "x-session-id")
+
+
 PHASES = ("create", "fill", "fork", "update", "forward", "close")
 
 
