@@ -1,11 +1,12 @@
 """The input and the questions as the model reads them.
 
-    messages, and the question in the last one ── chat template ──▶ input │ question, opening of an answer
-                                                                  shared  │ of one fork
+    messages, the last one with "Question: …" ── chat template ──▶ input, "Question:" │ question, opening of an answer
+                                                                   shared             │ of one fork
 
 Each question stands in one conversation with the input, behind it in the last message of the user. What comes before
 the question is the same for all, and is tokenised once; so is each question with what follows it, and each choice. The
-conversation is therefore rendered once, with a mark in place of the question.
+conversation is therefore rendered once, with a mark in place of the question. The parts meet where tokenizers cut a
+text anyway, so that their tokens are those of the whole text.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from jaxctx_server.http.decisions.request import DecisionRequest, Option, Questi
 from jaxctx_server.http.field_names import renamed
 
 MAX_CHOICE_TOKENS = 60  # so that what a token of it sees fits into the 64 ranges of an attention mask
+QUESTION_LABEL = "Question:"  # and a space, with which the first token of the question begins
 PREDICATE_FORM = "{instructions}\n\nIs this true? Answer with yes or no only."
 CHOICE_FORM = "{instructions}\n\nChoices:\n{options}\n\nAnswer with one of the choices only."
 SCORE_FORM = "{instructions}\n\nLevels, the lowest one first:\n{options}\n\nAnswer with one of the levels only."
@@ -81,7 +83,7 @@ async def render(call: HttpCall, model: Model, request: DecisionRequest) -> tupl
     """What the chat template writes before a question, and behind it."""
     mark = f"question{secrets.token_hex(16)}"
     messages = ChatMessages(
-        messages=with_question(request.messages, mark),
+        messages=with_question(request.messages, QUESTION_LABEL + mark),
         add_generation_prompt=True,
         template_arguments=request.template_arguments,
     )
@@ -106,11 +108,11 @@ def with_question(messages: Sequence[ChatMessage], question: str) -> list[ChatMe
 
 async def make_question_prompt(tokens: "TextTokens", question: Question, after: str) -> QuestionPrompt:
     """One question in tokens. The errors name fields within it."""
-    own = await tokens.of(question_text(question) + after)
+    own = await tokens.behind(QUESTION_LABEL[-1], f" {question_text(question)}{after}")
     choices: list[Tokens] = []
     places: dict[Tokens, int] = {}
     for place, option in enumerate(question.options):
-        choice = tuple(await tokens.of(option.text))
+        choice = tuple(await tokens.behind("\n" if after.endswith("\n") else "", option.text))
         path = f"{question.options_field}[{place}]"
         if not 1 <= len(choice) <= MAX_CHOICE_TOKENS:
             raise InvalidArgument.field(path, f"must be 1 to {MAX_CHOICE_TOKENS} tokens, is {len(choice)}")
@@ -162,3 +164,8 @@ class TextTokens:
             self._known[text] = (await self._call.unary(self._call.services.models.tokenize, asked)).tokens[:]
             await asyncio.sleep(0)  # short texts are tokenised on the event loop, and there may be thousands
         return self._known[text]
+
+    async def behind(self, character: str, text: str) -> Sequence[int]:
+        """The tokens of a text behind this character, which some tokenizers write otherwise than a text by itself."""
+        before, both = await self.of(character), await self.of(character + text)
+        return both[len(before) :] if both[: len(before)] == before else await self.of(text)

@@ -46,7 +46,7 @@ def body(*questions: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 def chat_prompt(question: str, text: str = INPUT) -> str:
     """What the model reads of a text and a question."""
-    return f"<|im_start|>user\n{text}\n\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    return f"<|im_start|>user\n{text}\n\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n"
 
 
 async def logprob_behind(client: jaxctx.aio.Client, prompt: str, choice: str) -> float:

@@ -84,7 +84,7 @@ async def test_the_input_is_computed_once(web: HttpClient, engine: LocalEngine, 
     before = (await engine.stats()).tokens_computed
     answer = (await web("POST", PATH, body(WIDE, COLOUR, DEPTH, WHY))).json
     computed = (await engine.stats()).tokens_computed - before
-    shared = len(await client.tokenize(chat_prompt("").partition("<|im_end|>")[0], add_special_tokens=False))
+    shared = len(await client.tokenize(chat_prompt("").partition(" <|im_end|>")[0], add_special_tokens=False))
     own = [each["usage"]["input_tokens"] - shared for each in answer["answers"]]
     texts = [WIDE_TEXT, COLOUR_TEXT, DEPTH_TEXT, "Why?"]
     lengths = [len(await client.tokenize(chat_prompt(text), add_special_tokens=False)) - shared for text in texts]
@@ -152,7 +152,8 @@ async def test_a_question_behind_an_answer_is_the_next_message(web: HttpClient, 
     (wide,) = answers_of(await web("POST", PATH, body(WIDE, input=given)))
     prompt = (
         '<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n{"sea":1}<|im_end|>\n'
-        f"<|im_start|>assistant\nSo it is.<|im_end|>\n<|im_start|>user\n{WIDE_TEXT}<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>assistant\nSo it is.<|im_end|>\n"
+        f"<|im_start|>user\nQuestion: {WIDE_TEXT}<|im_end|>\n<|im_start|>assistant\n"
     )
     expected = shares([await logprob_behind(client, prompt, text) for text in ("yes", "no")])
     assert wide["probability"] == pytest.approx(expected[0], rel=1e-4)

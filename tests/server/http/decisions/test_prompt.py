@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import models, normalizers
 
 from jaxctx.errors import FailedPrecondition, InvalidArgument
-from jaxctx.model.text import ChatTemplate, ModelText
+from jaxctx.model.bundled import BUNDLED
+from jaxctx.model.text import ChatTemplate, ModelText, Tokenizer
+from jaxctx.model.text.load import load_text
 from jaxctx.v1.content_pb2 import ChatMessage
 from jaxctx_server.auth import LOCAL
 from jaxctx_server.http.decisions.prompt import DecisionPrompt, make_prompt, question_text, with_question
@@ -33,7 +36,10 @@ from tests.server.http.decisions.harness import (
     chat_prompt,
 )
 
-Prompts = Callable[..., Any]
+
+@pytest.fixture(scope="module")
+def bundled_text() -> ModelText:
+    return load_text(BUNDLED)
 
 
 @pytest.fixture
@@ -43,7 +49,7 @@ def text() -> ModelText:
 
 def backend_of(text: ModelText, *, longest: int = 1536) -> Backend:
     lifecycle, engine = ServerLifecycle(), FakeEngine()
-    engine.info = replace(INFO, max_context_tokens=longest, vocab_size=512)
+    engine.info = replace(INFO, max_context_tokens=longest, vocab_size=1 << 16)
     lifecycle.set_ready(ServingState.of(engine, text, Limits.of(engine.info, queue_limit=64)))
     return Backend.make(lifecycle, None, max_calls=16)
 
@@ -81,6 +87,45 @@ async def test_tokens_are_those_of_the_whole_prompt(text: ModelText) -> None:
     assert colour.tree is not None
     assert colour.computed_tokens == len(colour.tokens) + len(colour.tree.nodes)
     assert prompt.questions[1].tree is None
+
+
+@pytest.mark.parametrize("given", ["A text.", "A text\n", "def f(n):\n    ", 'x = "\n\n', "", "1"])
+@pytest.mark.parametrize("instructions", ["Which?", "1 + 1", "  indented", "<b>", "Über"])
+async def test_tokens_are_those_of_the_whole_prompt_for_a_real_tokenizer(
+    bundled_text: ModelText, given: str, instructions: str
+) -> None:
+    messages = [{"role": "user", "content": given}]
+    prompt = await prompt_of(backend_of(bundled_text), {**WHY, "instructions": instructions}, COLOUR, input=messages)
+    assert bundled_text.chat_template is not None
+    content = f"{given}\n\nQuestion: {instructions}" if given else f"Question: {instructions}"
+    whole = bundled_text.chat_template.render([{"role": "user", "content": content}])
+    expected = bundled_text.tokenizer.encode(whole, add_special_tokens=False)
+    assert [*prompt.input, *prompt.questions[0].tokens] == expected
+    colour = bundled_text.chat_template.render(
+        [{"role": "user", "content": content.replace(instructions, COLOUR_TEXT)}]
+    )
+    for choice, value in zip(prompt.questions[1].choices, ("blue", "blue-green", "black", "true"), strict=True):
+        expected = bundled_text.tokenizer.encode(colour + value, add_special_tokens=False)
+        assert [*prompt.input, *prompt.questions[1].tokens, *choice] == expected
+
+
+def prefixing_text() -> ModelText:
+    """Text of a tokenizer that writes a space before each text that it gets, as those of SentencePiece do."""
+    special = ["<|im_start|>", "<|im_end|>"]
+    entries = [*special, "▁", *map(chr, [10, *range(33, 127)])]
+    backend = tokenizers.Tokenizer(models.BPE(vocab={entry: place for place, entry in enumerate(entries)}, merges=[]))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.add_special_tokens([tokenizers.AddedToken(entry, special=True, normalized=False) for entry in special])
+    return replace(echo_text(), tokenizer=Tokenizer(backend))
+
+
+async def test_no_space_comes_where_the_text_has_none() -> None:
+    text = prefixing_text()
+    prompt = await prompt_of(backend_of(text), WIDE, input="A text.")
+    (wide,) = prompt.questions
+    whole = text.tokenizer.encode(chat_prompt(WIDE_TEXT, "A text.") + "yes", add_special_tokens=False)
+    assert [*prompt.input, *wide.tokens, *wide.choices[0]] == whole
+    assert len(wide.choices[0]) == 3
 
 
 @pytest.mark.parametrize("role", ["assistant", "system", "tool"])
