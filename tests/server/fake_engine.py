@@ -76,6 +76,7 @@ STATS = EngineStats(
     preemptions=0,
     suspensions=0,
     compilations_after_ready=0,
+    functions_compiling=0,
     draining=False,
     tokens_restored=0,
     host_pages_total=0,

@@ -48,7 +48,9 @@ class CompiledModel:
     """The functions of one engine, for one device or split over a mesh.
 
     `shapes` and `custom_mask_shapes` are the steps, in ascending order of rows; `functions` is everything to compile,
-    what takes longest first. `params`, `pools` and `state` describe the arrays; `page` a page outside the pools.
+    what takes longest first. Of these, `needed_functions` serve every request, as a batch may be padded into the
+    largest step of its kind; `faster_functions`, in the order of their use, are the steps of smaller batches.
+    `params`, `pools` and `state` describe the arrays; `page` a page outside the pools.
     """
 
     def __init__(self, model: Model, params: Params, config: EngineConfig, place: Mesh | jax.Device) -> None:
@@ -71,6 +73,9 @@ class CompiledModel:
         self.custom_mask_shapes = self._custom_mask_shapes()
         longest_first = reversed(self.shapes + self.custom_mask_shapes)
         self.functions: tuple[Function, ...] = (*longest_first, *StateFunction)
+        largest = (self.custom_mask_shapes[-1], self.shapes[-1])
+        self.needed_functions: tuple[Function, ...] = (*largest, *StateFunction)
+        self.faster_functions: tuple[StepShape, ...] = self.shapes[:-1] + self.custom_mask_shapes[:-1]
         self.pages_per_call = min(config.moving_pages, MAX_PAGES_PER_CALL)  # a call for fewer is padded, at equal cost
         self.allowed_words = allowed_words(model.vocab_size)
         self.masks_per_call = min(config.max_batch, MAX_MASKS_PER_CALL)  # a call for fewer is padded
