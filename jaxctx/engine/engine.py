@@ -34,6 +34,7 @@ from jaxctx.types import (
     SaveRequest,
     UpdateContextRequest,
 )
+from jaxctx_kernels import KernelChoice
 
 STATS_TIMEOUT_S = 1.0  # after which `stats` answers with what it knew last
 RETRY_S = 0.01  # how often a waiting reserve_pages asks again, and a drain looks
@@ -63,6 +64,11 @@ class LocalEngine(Engine):
         """What limits the length of a context, in tokens, if neither a setting nor the model's positions do."""
         window = self._config.attention_window
         return window if window == self._config.max_context_tokens else None
+
+    @property
+    def attention_kernel(self) -> KernelChoice:
+        """What computes attention on the engine's device."""
+        return self.core.runner.kernel
 
     def start(self) -> None:
         """Start the threads."""

@@ -42,6 +42,7 @@ from jaxctx.types import (
     Usage,
     utc_datetime,
 )
+from jaxctx_kernels import KernelChoice
 
 PAGE_SIZE = 4
 INFO = EngineInfo(
@@ -134,6 +135,7 @@ class FakeEngine:
     """Implements `jaxctx.engine.interface.Engine`."""
 
     attention_window: int | None = None
+    attention_kernel = KernelChoice("reference")
 
     def __init__(self) -> None:
         self.info = INFO

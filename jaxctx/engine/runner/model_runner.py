@@ -47,6 +47,7 @@ class ModelRunner:
         self._pools, self._state = jax.tree.map(_zeros, described)
         self._neutral_sampling = row_words()
         self._compiled: dict[Function, Executable] = {}
+        self.kernel = self._compiled_model.kernel
         self.compilations_after_ready = 0  # on threads that count them
         self.shapes = self._compiled_model.shapes
         self.custom_mask_shapes = self._compiled_model.custom_mask_shapes
