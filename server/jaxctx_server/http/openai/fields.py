@@ -30,6 +30,8 @@ SAMPLING_FIELDS = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "allowed_token_ids",
+    "bad_words",
 )
 """Fields of SamplingParams, which have the same names in this API."""
 
@@ -69,7 +71,7 @@ UNSUPPORTED_WITH_ANY_VALUE = (
     *("prompt_template", "context_management", "moderation", "session_id", "context_id"),
     # other servers: structured output and sampling
     *("ebnf", "structural_tag", "guided_decoding_backend", "guided_whitespace_pattern"),
-    *("allowed_token_ids", "bad_words", "use_beam_search", "truncate_prompt_tokens"),
+    *("use_beam_search", "truncate_prompt_tokens"),
     *("stop_regex", "no_stop_trim", "min_new_tokens", "max_new_tokens"),
     # other servers: templates, inputs and outputs of other kinds
     *("chat_template", "documents", "prompt_embeds", "logits_processors"),

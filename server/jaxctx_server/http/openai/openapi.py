@@ -108,6 +108,13 @@ SHARED_FIELDS: Json = {
     "frequency_penalty": number(-2, 2),
     "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 10},
     "logit_bias": {"type": "object", "additionalProperties": number(-100, 100), "maxProperties": 300},
+    "allowed_token_ids": {**TOKEN_IDS, "maxItems": 1024, "description": "Only these tokens are drawn."},
+    "bad_words": {
+        "type": "array",
+        "items": {"type": "string", "minLength": 1, "maxLength": 256},
+        "maxItems": 64,
+        "description": "Texts that are kept out of the output.",
+    },
     "seed": {"type": "integer", "minimum": -1, "maximum": 2**63 - 1, "description": "-1: the server chooses."},
     "stream": TRUTH,
     "stream_options": {
