@@ -533,7 +533,7 @@ class EngineCore:
 
 
 def _masks_of(batch: Batch) -> list[tuple[int, np.ndarray]]:
-    """For each request of a step that samples a token of an output whose tokens are limited: its slot, and what it may sample."""
+    """For each request of a step that samples a token out of some only: its slot, and what it may sample."""
     masks: list[tuple[int, np.ndarray]] = []
     for scheduled in batch.scheduled:
         output = scheduled.request.output

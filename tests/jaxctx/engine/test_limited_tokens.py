@@ -13,7 +13,7 @@ from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.grammar.mask_worker import MaskWorker
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import FailedPrecondition, InvalidArgument
-from jaxctx.types import CreateContextRequest, FinishReason, GenerateRequest, OutputFormat, SamplingParams
+from jaxctx.types import CreateContextRequest, GenerateRequest, OutputFormat, SamplingParams
 from tests.echo import EOS_ID
 from tests.engines import SMALL, MakeEngine
 from tests.jaxctx.engine.echo_generation import PROMPTS, fresh, greedy, oracle
