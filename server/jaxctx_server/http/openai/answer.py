@@ -19,8 +19,8 @@ from jaxctx_server.http.contextcache.use import ContextUse, UsingResponse, find_
 from jaxctx_server.http.endpoint import EventStream
 from jaxctx_server.http.errors import JSON_MEDIA_TYPE, json_text
 from jaxctx_server.http.events import DONE
+from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.generation import Generation, close_contexts
-from jaxctx_server.http.openai.errors import with_openai_names
 from jaxctx_server.http.openai.outputs import (
     Output,
     Prompt,
@@ -99,7 +99,7 @@ class Answer:
 
     def further_fields(self) -> Json:
         """Fields behind the others, of a whole answer or of the first chunk."""
-        fields = self.request.answer_fields(self.prompts)
+        fields = self.request.answer_fields(self.prompts, self.pieces)
         return fields if self.use is None else {**fields, **self.use.fields(self.generations[0])}
 
 
@@ -132,7 +132,7 @@ async def answer_with(call: HttpCall, request: TextRequest, use: ContextUse | No
             return EventStream(stream_events(call, made))
         await collect_outputs(call, made)
     except JaxctxError as error:
-        raise with_openai_names(error, request.shared.field_names) from None
+        raise renamed(error, request.shared.field_names) from None
     if len(made.outputs) <= MAX_INLINE_OUTPUTS and not request.names_tokens:
         return whole_answer(made)
     return await asyncio.to_thread(whole_answer, made)
@@ -176,7 +176,8 @@ def check_one_output(request: TextRequest, prompts: Sequence[Prompt]) -> None:
         name = "n" if request.chosen is None else "best_of"
         raise InvalidArgument.field(name, "must be 1: a kept context goes on in one way")
     if prompts[0].scoring is not None:
-        raise InvalidArgument.field("echo", "must not be set with logprobs: tokens that are kept have none")
+        name = "echo" if request.shared.prompt_logprobs is None else "prompt_logprobs"
+        raise InvalidArgument.field(name, "must not ask for log probabilities: tokens that are kept have none")
 
 
 async def run_use(call: HttpCall, use: ContextUse, generation: Generation) -> AsyncGenerator[PromptPart, None]:
@@ -261,7 +262,7 @@ async def stream_events(call: HttpCall, made: Answer) -> AsyncGenerator[str, Non
                 yield "".join([f"{prefix}{choice}]{usage}{extra}}}\n\n" for choice in choices])
                 extra = ""
     except JaxctxError as error:
-        raise with_openai_names(error, made.request.shared.field_names) from None
+        raise renamed(error, made.request.shared.field_names) from None
     if options.include_usage:
         yield f'{prefix}],"usage":{json_text(made.usage())}}}\n\n'
     yield DONE

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import FillRequest, GenerateResponse
 from jaxctx.v1.generation_pb2 import FinishReason
 from jaxctx.v1.model_service_pb2 import Model
@@ -87,8 +88,15 @@ class TextRequest(Protocol):
     def new_output(self, prompt: Prompt, pieces: TokenPieces) -> Output:
         """An output of a prompt."""
 
-    def answer_fields(self, prompts: Sequence[Prompt]) -> Json:
+    def answer_fields(self, prompts: Sequence[Prompt], pieces: TokenPieces) -> Json:
         """Further fields of a whole answer."""
+
+
+def check_length(token_ids: Sequence[int], model: Model) -> None:
+    """Raise InvalidArgument for a prompt that is empty, or longer than the model's longest context."""
+    if not 1 <= len(token_ids) <= model.max_context_tokens:
+        message = f"must be 1 to {model.max_context_tokens} tokens, is {len(token_ids)}"
+        raise InvalidArgument.field("tokens", message)
 
 
 def make_generation(shared: SharedOptions, prompt: Prompt) -> Generation:
