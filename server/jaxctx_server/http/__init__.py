@@ -11,6 +11,7 @@
     field_names.py    fields in errors, as the request named them
     tools.py          tools of a request, for every API that has them
     chat_output.py    how a model writes calls of tools and thoughts
+    prompt_memory.py  how the last prompts of callers began, to be compared with
     headers.py        headers that are refused
     unrouted.py       unknown paths and methods
     messages.py       request messages of the contract out of paths, queries and bodies; responses as JSON

@@ -17,6 +17,7 @@
     outputs.py        the prompts of a request and their outputs, while they come
     answer.py         the answer, whole or as events
     usage.py          what it cost
+    diagnosis.py      why a prompt did not reuse the pages of an earlier one
     models.py         the models, for OpenAI clients and for those of the contract
     openapi.py, models_openapi.py  the description of the paths
 

@@ -21,6 +21,7 @@ from jaxctx_server.http.errors import JSON_MEDIA_TYPE, json_text
 from jaxctx_server.http.events import DONE
 from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.generation import Generation, close_contexts
+from jaxctx_server.http.openai.diagnosis import diagnose
 from jaxctx_server.http.openai.outputs import (
     Output,
     Prompt,
@@ -52,6 +53,7 @@ class Answer:
     generations: Sequence[Generation]  # of each prompt
     outputs: Sequence[Output]  # all of the first prompt, then those of the next one
     use: ContextUse | None = None  # of a kept context, by the one prompt and its one output
+    diagnostics: Json = field(default_factory=dict)  # a field of the answer, from the first part on
     loaded_prompts: set[int] = field(default_factory=set)  # whose tokens were asked for
 
     @property
@@ -91,15 +93,33 @@ class Answer:
         scoring = self.prompts[each.prompt].scoring
         return scoring is not None and len(scoring.logprobs) > MAX_INLINE_TOKENS
 
-    def parts(self, call: HttpCall) -> AsyncGenerator[PromptPart, None]:
+    async def parts(self, call: HttpCall) -> AsyncGenerator[PromptPart, None]:
         """The parts of all outputs. To be closed as soon as it is no longer read."""
         if self.use is not None:
-            return run_use(call, self.use, self.generations[0])
-        return run_prompts(call, self.generations, self.outputs_per_prompt)
+            parts = run_use(call, self.use, self.generations[0])
+        else:
+            parts = run_prompts(call, self.generations, self.outputs_per_prompt)
+        has_begun = False
+        async with aclosing(parts):
+            async for each in parts:
+                if not has_begun:
+                    has_begun = True
+                    await self.diagnose(call)
+                yield each
+
+    async def diagnose(self, call: HttpCall) -> None:
+        """Compare the prompt with the last one of its key, if it has one. Several prompts are not compared."""
+        key, generation = self.request.shared.prompt_cache_key, self.generations[0]
+        if key is None or len(self.generations) > 1 or not generation.reads_prompt:
+            return
+        found = await diagnose(
+            call, generation, key=key, answer_id=self.answer_id, model=self.model, tools=self.request.prompt_tools
+        )
+        self.diagnostics["prompt_cache_diagnostics"] = found
 
     def further_fields(self) -> Json:
         """Fields behind the others, of a whole answer or of the first chunk."""
-        fields = self.request.answer_fields(self.prompts, self.pieces)
+        fields = {**self.request.answer_fields(self.prompts, self.pieces), **self.diagnostics}
         return fields if self.use is None else {**fields, **self.use.fields(self.generations[0])}
 
 
@@ -150,6 +170,7 @@ async def begin_answer(call: HttpCall, request: TextRequest, use: ContextUse | N
     generations = [make_generation(shared, prompt) for prompt in prompts]
     if use is not None:
         check_one_output(request, prompts)
+        generations[0].reads_prompt = False  # the report on the kept context says what was reused of it
         await use.prepare(call, model, generations[0])
     pieces = TokenPieces(call, model.model_id, model.model_revision)
     for prompt in prompts:

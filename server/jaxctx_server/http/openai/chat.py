@@ -62,6 +62,10 @@ class ChatRequest:
     def names_tokens(self) -> bool:
         return self.tells_logprobs or self.shared.prompt_logprobs is not None
 
+    @property
+    def prompt_tools(self) -> Sequence[str]:
+        return self.messages.tools
+
     async def prompts(self, call: HttpCall, model: Model) -> Sequence[Prompt]:
         self.options = await self._output_options(formats_of(model))
         if not self.shared.return_token_ids and self.shared.prompt_logprobs is None:

@@ -60,6 +60,10 @@ class CompletionRequest:
         asked = [self.top_logprobs if self.echo else None, self.shared.prompt_logprobs]
         return max((top for top in asked if top is not None), default=None)
 
+    @property
+    def prompt_tools(self) -> Sequence[str]:
+        return ()
+
     async def prompts(self, call: HttpCall, model: Model) -> Sequence[Prompt]:
         return [await self._prompt(call, model, fill) for fill in self.fills]
 

@@ -43,7 +43,8 @@ FORMAT_FIELDS = (
 
 SHARED_FIELDS = (
     *("stop", "stream", "stream_options", "priority", "skip_special_tokens", "add_special_tokens"),
-    *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", *FORMAT_FIELDS),
+    *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"),
+    *("prompt_cache_key", *FORMAT_FIELDS),
 )
 """Fields of both APIs that are read one by one."""
 
@@ -57,7 +58,7 @@ CHAT_FIELDS = (
 """Fields that only chat has."""
 
 IGNORED_FIELDS = (
-    *("user", "metadata", "safety_identifier", "prompt_cache_key", "request_id"),
+    *("user", "metadata", "safety_identifier", "request_id"),
     "guided_decoding_backend",  # by which library a format is followed
 )
 """Fields that say who asks, or help a server; no answer depends on them."""

@@ -131,6 +131,11 @@ SHARED_FIELDS: Json = {
         **whole(0, MAX_TOP_LOGPROBS),
         "description": "Tell how likely each token of the prompt was, and so many likely ones beside it. In no stream.",
     },
+    "prompt_cache_key": {
+        **TEXT,
+        "description": "A name of the caller's own for prompts that begin alike. The answer says in "
+        "`prompt_cache_diagnostics` why the prompt did not reuse what the last one of this name had.",
+    },
     "return_token_ids": TRUTH,
     "return_tokens_as_token_ids": TRUTH,
     **FORMAT_FIELDS,
@@ -177,6 +182,24 @@ PROMPT_LOGPROBS: Json = {
 INDEX: Json = {"type": "integer", "minimum": 0}
 
 
+DIAGNOSTICS: Json = {
+    "description": "With `prompt_cache_key`: the prompt compared with the last one of that key.",
+    "anyOf": [
+        object_of({"type": {"const": "unavailable"}}),
+        object_of({"type": {"const": "cache_hit"}, "comparison_response_id": TEXT}),
+        object_of(
+            {
+                "type": {"const": "cache_miss"},
+                "reason": {"enum": ["model_changed", "salt_changed", "tools_changed", "input_changed", "not_in_cache"]},
+                "cache_missed_tokens": {**COUNT, "description": "Of the prompt: those that were computed."},
+                "comparison_reusable_tokens": {**COUNT, "description": "Of the pages that both begin with."},
+                "comparison_response_id": {**TEXT, "description": "The answer to the earlier prompt."},
+            }
+        ),
+    ],
+}
+
+
 def request_of(required: list[str], properties: Json) -> Json:
     """A body. Each field may be null, which is the same as leaving it out, but for those that are required."""
     fields = {name: schema if name in required else nullable(schema) for name, schema in properties.items()}
@@ -198,6 +221,7 @@ def answer_of(name: str, choice: Json, *, optional: Json | None = None) -> Json:
             "usage": nullable(USAGE),
             "session_id": TEXT,
             "cache": schema_ref("CacheReport"),
+            "prompt_cache_diagnostics": DIAGNOSTICS,
             **(optional or {}),
         },
     )

@@ -82,6 +82,10 @@ class TextRequest(Protocol):
     def names_tokens(self) -> bool:
         """Whether the answer names tokens, for which their pieces are needed."""
 
+    @property
+    def prompt_tools(self) -> Sequence[str]:
+        """The tools that stand in the prompt, as JSON texts."""
+
     async def prompts(self, call: HttpCall, model: Model) -> Sequence[Prompt]:
         """The prompts. Raises JaxctxError."""
 
@@ -109,6 +113,8 @@ def make_generation(shared: SharedOptions, prompt: Prompt) -> Generation:
         fill=prompt.fill,
         generate=None if shared.is_prefill_only else generate,
         scoring=prompt.scoring,
+        # A prompt that is scored is computed as a whole, whatever the cache has.
+        reads_prompt=shared.prompt_cache_key is not None and prompt.scoring is None,
     )
 
 

@@ -59,6 +59,7 @@ class SharedOptions:
     tokens_as_ids: bool  # log probabilities name tokens as "token_id:5"
     add_special_tokens: bool | None  # None: as the API does
     prompt_logprobs: int | None  # how many of the most likely tokens to tell beside each of the prompt; None: nothing
+    prompt_cache_key: str | None  # under which the prompt is remembered, to be compared with the next one
     field_names: Mapping[str, str]  # the names that the request used, by the names of the contract
     unknown_fields: tuple[str, ...]
 
@@ -101,6 +102,7 @@ def parse_shared(fields: Json) -> SharedOptions:
         tokens_as_ids=parse_truth_of(fields, "return_tokens_as_token_ids", False),
         add_special_tokens=None if special is None else parse_truth("add_special_tokens", special),
         prompt_logprobs=parse_prompt_logprobs(fields, streaming),
+        prompt_cache_key=parse_cache_key(fields),
         field_names={**used_names(fields), "output_format": format_name},
         unknown_fields=tuple(name for name in fields if name not in KNOWN_FIELDS),
     )
@@ -165,6 +167,14 @@ def parse_prompt_logprobs(fields: Json, streaming: StreamOptions) -> int | None:
     if streaming.stream:
         raise InvalidArgument.field("prompt_logprobs", "must not be set in a stream")
     return parse_count("prompt_logprobs", fields["prompt_logprobs"], MAX_TOP_LOGPROBS)
+
+
+def parse_cache_key(fields: Json) -> str | None:
+    """The key of the prompt, if there is one."""
+    key = fields.get("prompt_cache_key")
+    if key is not None and not isinstance(key, str):
+        raise InvalidArgument.field("prompt_cache_key", "must be text")
+    return key or None
 
 
 def parse_truth_of(fields: Json, name: str, default: bool) -> bool:
