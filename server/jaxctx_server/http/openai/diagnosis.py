@@ -9,8 +9,8 @@
 `reason` is the first that holds of model_changed, salt_changed, tools_changed, input_changed (the prompt has other
 tokens) and not_in_cache: the earlier pages were evicted, or are computed at this moment. From the token
 `comparison_reusable_tokens` on, a multiple of the page size, the two prompts differ; `cache_missed_tokens` of the
-prompt were computed. The field has the form that it has in responses, and `comparison_response_id` names the answer to the
-earlier prompt.
+prompt were computed. The field has the form that it has in responses, and `comparison_response_id` names the answer to
+the earlier prompt.
 """
 
 import asyncio
