@@ -47,8 +47,8 @@ async def test_a_conversation_that_goes_on_reuses_all(claude: anthropic.AsyncAnt
 async def test_the_first_part_that_changed_is_named() -> None:
     """Tools stand before the system text, and that before the messages."""
     async with scripted_server("x") as scripted, anthropic_client(scripted.web) as claude:
-        first = await ask(claude, None)
-        asked: Any = {"tools": [WEATHER], "system": "Another. " + STORY}
+        first = await ask(claude, None, model="fake")
+        asked: Any = {"model": "fake", "tools": [WEATHER], "system": "Another. " + STORY}
         changed = await ask(claude, first.id, **asked)
         assert changed.diagnostics.cache_miss_reason.type == "tools_changed"
         assert (await ask(claude, changed.id, **asked)).diagnostics is None
