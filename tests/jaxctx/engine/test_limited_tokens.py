@@ -20,7 +20,7 @@ from tests.jaxctx.engine.echo_generation import PROMPTS, fresh, greedy, oracle
 
 ME = Caller()
 PROMPT = PROMPTS[17]
-X, Y, Q = ord("x"), ord("y"), ord("q")  # which are in no other token
+X, Y, Q, Z = (ord(letter) for letter in "xyqz")  # which are in no other token
 LETTERS = [X, Y, Q]
 
 
@@ -110,15 +110,17 @@ async def test_an_output_that_is_cut_and_resumed_is_the_same(engine: LocalEngine
         assert rest == whole[cut:], cut
 
 
-async def test_a_preempted_output_goes_on_as_it_was(make_engine: MakeEngine) -> None:
+@pytest.mark.parametrize("words", [[], ["xyq"]], ids=["allowed", "bad words"])
+async def test_a_preempted_output_goes_on_as_it_was(make_engine: MakeEngine, words: list[str]) -> None:
     engine = make_engine(replace(SMALL, max_batch=2))
-    settings = [limited(1), limited(2, bad_words=["xyq"])]
+    settings = [limited(1, bad_words=words), limited(2, bad_words=words)]
     alone = [await tokens_of(engine, each, max_tokens=90) for each in settings]
     before = (await engine.stats()).preemptions
     running = [asyncio.create_task(tokens_of(engine, each, max_tokens=90)) for each in settings]
     for _ in range(8):
         await asyncio.sleep(0.02)
-        await tokens_of(engine, SamplingParams(temperature=0.0), PROMPTS[15], 9, max_tokens=3, ignore_eos=True)
+        urgent = await tokens_of(engine, limited(allowed_token_ids=[Z]), PROMPTS[15], 9, max_tokens=3)
+        assert urgent == [Z] * 3  # its mask is in a slot that one of the others takes again
     assert [await each for each in running] == alone
     assert (await engine.stats()).preemptions > before
 

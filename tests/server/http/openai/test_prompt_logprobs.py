@@ -64,6 +64,8 @@ async def test_of_several_prompts_and_beside_the_log_probabilities_of_outputs(ap
         lists = choice.logprobs
         assert len(lists.token_logprobs or ()) == len(tokens) + 2
         assert all(len(each) <= 2 for each in (lists.top_logprobs or ())[1:])
+    without_echo = await api.completions.create(**{**asked, "echo": False})
+    assert [len((choice.logprobs and choice.logprobs.tokens) or ()) for choice in without_echo.choices] == [2, 2]
     asked["extra_body"] = {"prompt_logprobs": 1, "ignore_eos": True}
     asked["logprobs"] = 5
     for choice, tokens in zip((await api.completions.create(**asked)).choices, prompts, strict=True):
