@@ -6,10 +6,10 @@ from typing import Any
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages, ToolCall
 from jaxctx_server.http.errors import json_text
+from jaxctx_server.http.tools import read_function
 
 Json = dict[str, Any]
 MAX_MESSAGES = 1024
-MAX_TOOLS = 128
 BILLING_LINE = "x-anthropic-billing-header"  # begins a block that changes with every request and says nothing
 
 
@@ -151,23 +151,10 @@ def text_field(block: Any, name: str, field: str) -> str:
     return text
 
 
-def parse_tools(tools: object) -> list[str]:
-    """Tools as the chat template reads them, each as JSON. Raises InvalidArgument naming the field."""
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise InvalidArgument.field("tools", f"must be a list of up to {MAX_TOOLS} tools")
-    return [json_text(parse_tool(tool, f"tools[{index}]")) for index, tool in enumerate(tools)]
-
-
-def parse_tool(tool: object, field: str) -> Json:
-    """One tool. Raises InvalidArgument naming the field."""
-    if not isinstance(tool, dict):
-        raise InvalidArgument.field(field, "must be an object")
+def read_tool(field: str, tool: Any) -> Json:
+    """One tool, in the form of chat. Raises InvalidArgument naming the field."""
     if tool.get("type") not in (None, "custom"):
         raise InvalidArgument.field(f"{field}.type", "must be custom: this server runs no tools itself")
-    schema = tool.get("input_schema")
-    if not isinstance(schema, dict):
+    if tool.get("input_schema") is None:
         raise InvalidArgument.field(f"{field}.input_schema", "must be a JSON schema")
-    function: Json = {"name": text_field(tool, "name", field), "parameters": schema}
-    if isinstance(tool.get("description"), str):
-        function["description"] = tool["description"]
-    return {"type": "function", "function": function}
+    return read_function(field, tool, "input_schema")

@@ -10,9 +10,10 @@ from jaxctx.model.text.json_schemas import written_tightly
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
 from jaxctx.v1.generation_pb2 import OutputFormat
-from jaxctx_server.http.anthropic.prompt import parse_prompt, parse_tools
+from jaxctx_server.http.anthropic.prompt import parse_prompt, read_tool
 from jaxctx_server.http.errors import json_text
 from jaxctx_server.http.openai.request import check_asks_for_nothing, parse_object, parse_truth, set_field
+from jaxctx_server.http.tools import Tool, read_tools
 
 Json = dict[str, Any]
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty")
@@ -29,7 +30,12 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
 }
 KNOWN_FIELDS = frozenset((*SAMPLING_FIELDS, *IGNORED_FIELDS, *OWN_FIELDS, *UNSUPPORTED_FIELDS))
 TOOL_CHOICES = ("auto", "any", "tool", "none")
-NAMES_OF_FIELDS = {"model_id": "model", "stop": "stop_sequences", "salt": "cache_salt", "messages": "messages"}
+NAMES_OF_FIELDS = {
+    "model_id": "model",
+    "stop": "stop_sequences",
+    "salt": "cache_salt",
+    "output_format": "output_config.format",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +54,7 @@ class MessagesRequest:
     create: CreateContextRequest
     prompt: ChatMessages
     generate: GenerateRequest | None  # None: only compute the prompt
-    tools: Sequence[str]  # JSON texts as the chat template reads them
+    tools: Sequence[Tool]
     tool_choice: ToolChoice
     stream: bool
     has_context_management: bool  # edits of the context are asked for; none is ever applied
@@ -82,7 +88,7 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
     )
 
 
-def parse_prompt_fields(fields: Json) -> tuple[CreateContextRequest, ChatMessages, list[str]]:
+def parse_prompt_fields(fields: Json) -> tuple[CreateContextRequest, ChatMessages, list[Tool]]:
     """Model, prompt and tools. Raises InvalidArgument naming the field."""
     for name, values in UNSUPPORTED_FIELDS.items():
         if name in fields:
@@ -92,11 +98,11 @@ def parse_prompt_fields(fields: Json) -> tuple[CreateContextRequest, ChatMessage
         set_field(create, "model_id", fields["model"], "model")
     if "cache_salt" in fields:
         set_field(create, "salt", fields["cache_salt"], "cache_salt")
-    tools = parse_tools(fields.get("tools", []))
+    tools = read_tools("tools", fields.get("tools", []), read_tool)
     prompt = parse_prompt(fields.get("system"), fields.get("messages"))
     choice = fields.get("tool_choice")
     if not (isinstance(choice, dict) and choice.get("type") == "none"):
-        prompt.tools.extend(tools)
+        prompt.tools.extend(tool.text for tool in tools)
     thinking = template_arguments(fields.get("thinking"))
     if thinking:
         prompt.template_arguments = thinking

@@ -19,9 +19,9 @@ from jaxctx_server.http.openai.request import (
     set_sampling,
 )
 from jaxctx_server.http.openai.responses.items import parse_input
+from jaxctx_server.http.tools import MAX_TOOLS, make_tool, read_function
 
 Json = dict[str, Any]
-MAX_TOOLS = 128
 MAX_METADATA = 16
 WEB_SEARCH_TOOLS = ("web_search", "web_search_preview")
 """Tools that a server of this API may run by itself, and that coding agents offer without being asked to."""
@@ -194,7 +194,7 @@ def parse_tools(value: object) -> list[str]:
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidArgument.field("tools", f"must be a list of up to {MAX_TOOLS} tools")
     functions = [(index, tool) for index, tool in enumerate(value) if not is_web_search(tool)]
-    return [json_text(chat_tool(tool, f"tools[{index}]")) for index, tool in functions]
+    return [make_tool(f"tools[{index}]", tool, read_tool).text for index, tool in functions]
 
 
 def is_web_search(tool: object) -> bool:
@@ -202,23 +202,11 @@ def is_web_search(tool: object) -> bool:
     return isinstance(tool, dict) and tool.get("type") in WEB_SEARCH_TOOLS
 
 
-def chat_tool(tool: object, field: str) -> Json:
-    """One function in the form of chat. Raises InvalidArgument naming the field."""
-    if not isinstance(tool, dict):
-        raise InvalidArgument.field(field, "must be an object")
+def read_tool(field: str, tool: Any) -> Json:
+    """One function, in the form of chat. Raises InvalidArgument naming the field."""
     if tool.get("type") != "function":
         raise InvalidArgument.field(f"{field}.type", "must be function: this server runs no tools itself")
-    name, parameters = tool.get("name"), tool.get("parameters")
-    if not isinstance(name, str) or not name:
-        raise InvalidArgument.field(f"{field}.name", "must be a text")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidArgument.field(f"{field}.parameters", "must be a JSON schema")
-    function: Json = {"name": name, "parameters": parameters or {"type": "object", "properties": {}}}
-    if isinstance(tool.get("description"), str):
-        function["description"] = tool["description"]
-    if tool.get("strict") is True:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+    return read_function(field, tool)
 
 
 def parse_tool_choice(fields: Mapping[str, Any]) -> ToolChoice:
