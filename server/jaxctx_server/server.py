@@ -295,10 +295,12 @@ async def drain(lifecycle: ServerLifecycle, timeout_s: float) -> bool:
             await lifecycle.drain()
     except TimeoutError:
         log.warning("the drain's time is up; what still runs is cut off")
+        await lifecycle.end_long_work()
         return False
     except JaxctxError as error:  # the engine has broken down
         log.error("cannot drain: %s", error)
         return False
+    await lifecycle.end_long_work()
     log.info("drained")
     return True
 

@@ -74,12 +74,14 @@ def make_app(
         middleware=middleware,
         exception_handlers=EXCEPTION_HANDLERS,
     )
-    app.state.frontend = Frontend(
+    frontend = Frontend(
         backend=backend,
         response_ttl_s=response_ttl_s,
         wall_time=wall_time,
         kept_contexts=ContextRegistry(wall_time),
     )
+    backend.lifecycle.long_work.append(frontend)
+    app.state.frontend = frontend
     return app
 
 

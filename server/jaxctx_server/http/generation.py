@@ -121,7 +121,7 @@ class Generation:
 
     # What `run` has found out. Complete behind the last part.
     model_id: str = ""  # from the first part on
-    context_id: str = ""  # the context of the prompt
+    context_id: str = ""  # the context of the prompt; empty: it has not been made yet
     usage: PromptUsage = field(default_factory=PromptUsage)
     context_ids: set[str] = field(default_factory=set)  # that, and those of the outputs if they are others
 
@@ -132,11 +132,10 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
     Of several outputs the forks are closed too, as far as they are known from what has been read; forks of an answer
     that was left unread end by their time to live. To be closed as soon as it is no longer read.
     """
-    generation.context_id = secrets.token_hex(16)
-    generation.context_ids = {generation.context_id}
+    if not generation.context_id:
+        await make_context(call, generation)
     is_complete = False
     try:
-        await begin(call, generation)
         if generation.rewind_to is not None:
             request = RewindRequest(context_id=generation.context_id, to=generation.rewind_to)
             await call.unary(call.services.contexts.rewind, request)
@@ -154,8 +153,24 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
             call.frontend.run_in_background(close_contexts(call, generation.context_ids))
 
 
+async def make_context(call: HttpCall, generation: Generation) -> None:
+    """Make the context of the prompt. `run` does that itself, unless something has to be done with the context before.
+
+    Raises the errors of the services, with the field names of the contract.
+    """
+    generation.context_id = secrets.token_hex(16)
+    generation.context_ids = {generation.context_id}
+    has_begun = False
+    try:
+        await begin(call, generation)
+        has_begun = True
+    finally:
+        if not has_begun:
+            call.frontend.run_in_background(close_contexts(call, generation.context_ids))
+
+
 async def begin(call: HttpCall, generation: Generation) -> None:
-    """Make the context of the prompt."""
+    """Create, fork or open the context of the prompt."""
     contexts, context_id = call.services.contexts, generation.context_id
     ttl = generation.create.ttl if generation.create.HasField("ttl") else ABANDONED_TTL
     match generation.source:
