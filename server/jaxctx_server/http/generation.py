@@ -133,16 +133,9 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
     that was left unread end by their time to live. To be closed as soon as it is no longer read.
     """
     if not generation.context_id:
-        await make_context(call, generation)
+        await prepare(call, generation)
     is_complete = False
     try:
-        if generation.rewind_to is not None:
-            request = RewindRequest(context_id=generation.context_id, to=generation.rewind_to)
-            await call.unary(call.services.contexts.rewind, request)
-        if generation.scoring is not None and generation.fill is not None:
-            await score(call, generation, generation.scoring, generation.fill)
-        if generation.fill is not None:
-            await fill(call, generation, generation.fill)
         if generation.generate is not None:
             async with aclosing(generate(call, generation, generation.generate)) as parts:
                 async for part in parts:
@@ -153,19 +146,27 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
             call.frontend.run_in_background(close_contexts(call, generation.context_ids))
 
 
-async def make_context(call: HttpCall, generation: Generation) -> None:
-    """Make the context of the prompt. `run` does that itself, unless something has to be done with the context before.
+async def prepare(call: HttpCall, generation: Generation) -> None:
+    """Make the context, with the prompt. `run` does that itself, unless something has to be done with the context before
+    the outputs.
 
-    Raises the errors of the services, with the field names of the contract.
+    Raises the errors of the services, with the field names of the contract; then there is no context.
     """
     generation.context_id = secrets.token_hex(16)
     generation.context_ids = {generation.context_id}
-    has_begun = False
+    is_prepared = False
     try:
         await begin(call, generation)
-        has_begun = True
+        if generation.rewind_to is not None:
+            request = RewindRequest(context_id=generation.context_id, to=generation.rewind_to)
+            await call.unary(call.services.contexts.rewind, request)
+        if generation.scoring is not None and generation.fill is not None:
+            await score(call, generation, generation.scoring, generation.fill)
+        if generation.fill is not None:
+            await fill(call, generation, generation.fill)
+        is_prepared = True
     finally:
-        if not has_begun:
+        if not is_prepared:
             call.frontend.run_in_background(close_contexts(call, generation.context_ids))
 
 

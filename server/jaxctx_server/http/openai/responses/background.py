@@ -22,7 +22,7 @@ from jaxctx.errors import Cancelled, JaxctxError, NotFound, Unavailable
 from jaxctx_server.http.call import HttpCall, make_call
 from jaxctx_server.http.endpoint import EventStream
 from jaxctx_server.http.field_names import renamed
-from jaxctx_server.http.generation import close_contexts, make_context
+from jaxctx_server.http.generation import close_contexts, prepare
 from jaxctx_server.http.large_json import large_json_response
 from jaxctx_server.http.openai.responses.event_log import EventLog
 from jaxctx_server.http.openai.responses.making import begin_response, lost_base, output_events, store_response
@@ -159,11 +159,13 @@ class BackgroundResponse:
         """Begin, generate, and store what was generated. Raises JaxctxError."""
         request = self._request
         try:
-            made = await begin_response(call, request)
-            await make_context(call, made.generation)
+            made = self._made = await begin_response(call, request)
+            if made.generation.generate is not None:  # what is wrong with it is told now, not by the stored response
+                made.generation.generate.context_id = made.response_id  # until it has a context
+                await call.check(made.generation.generate)
+            await prepare(call, made.generation)
         except JaxctxError as error:
             raise lost_base(error, request) or renamed(error, request.field_names) from None
-        self._made = made
         await self._store_begun(call, made)
         for event in beginning(made.object()):
             self.log.add(event)

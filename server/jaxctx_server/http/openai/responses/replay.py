@@ -34,8 +34,9 @@ def in_progress(resource: Json) -> Json:
 
 
 def ending(resource: Json) -> Json:
-    """The last event of a response that has ended."""
-    return {"type": f"response.{resource['status']}", "response": resource}
+    """The last event of a response that has ended. The API has none for one that was cancelled: its status says so."""
+    status = resource["status"]
+    return {"type": f"response.{'incomplete' if status == 'cancelled' else status}", "response": resource}
 
 
 @dataclass(frozen=True, slots=True)

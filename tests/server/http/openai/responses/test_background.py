@@ -13,8 +13,9 @@ import pytest
 
 import jaxctx
 from jaxctx.engine.config import EngineConfig
+from jaxctx_server import server
 from jaxctx_server.auth import Key
-from jaxctx_server.http.openai.responses import registry
+from jaxctx_server.http.openai.responses import background, progress, registry
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.services import Backend
 from tests.e2e.conftest import backend_of
@@ -161,7 +162,7 @@ class TestEvents:
             seen.append(event)
             if event.type == "response.in_progress":
                 await api.responses.cancel(event.response.id)
-        assert (seen[-1].type, seen[-1].response.status) == ("response.cancelled", "cancelled")
+        assert (seen[-1].type, seen[-1].response.status) == ("response.incomplete", "cancelled")
         again = await followed(api, seen[0].response.id, seen[-2].sequence_number)
         assert dicts(again) == dicts(seen[-1:])
 
@@ -170,8 +171,8 @@ class TestEvents:
         path = f"/v1/responses/{response.id}"
         assert (await web("GET", f"{path}?stream=true")).error == (400, "INVALID_FIELD", "stream")
         assert (await web("GET", f"{path}?stream=5")).error == (400, "INVALID_FIELD", "stream")
-        for number in ("-1", "x", "9" * 100, "\u0661"):
-            answer = await web("GET", f"{path}?starting_after={number}".encode().decode("latin-1"))
+        for number in ("-1", "x", "9" * 100, "%D9%A1"):
+            answer = await web("GET", f"{path}?starting_after={number}")
             assert answer.error == (400, "INVALID_FIELD", "starting_after")
 
 
@@ -314,3 +315,56 @@ class TestOtherServers:
             whole = await finished(api, whole.id)
             assert (await there.responses.retrieve(whole.id)).to_dict() == whole.to_dict()
             assert dicts(await followed(there, whole.id, -1)) == dicts(await followed(api, whole.id, -1))
+
+    async def test_after_a_restart_it_has_failed(self, start: Start, clock: Clock) -> None:
+        """A server that is killed says nothing any more; what it had stored tells what became of the response."""
+        async with start("a") as one, openai_client(one) as api:
+            begun = await api.responses.create(input="One", background=True, **LONG)
+            async with start("b") as other, openai_client(other) as there:
+                clock.offset += progress.LEASE_S + 1
+                lost = await there.responses.retrieve(begun.id)
+                assert (lost.status, lost.output) == ("failed", [])
+                assert lost.error is not None
+                assert lost.error.code == "server_error"
+                assert (await there.responses.cancel(begun.id)).to_dict() == lost.to_dict()
+                (event,) = await followed(there, begun.id, 2)
+                assert (event.type, event.response.status) == ("response.failed", "failed")
+                with pytest.raises(openai.BadRequestError, match="failed"):
+                    await there.responses.create(input="Two", previous_response_id=begun.id, **GREEDY)
+                await there.responses.delete(begun.id)
+                with pytest.raises(openai.NotFoundError):
+                    await there.responses.retrieve(begun.id)
+
+    async def test_it_says_that_it_is_alive(self, start: Start, clock: Clock, monkeypatch: Any) -> None:
+        monkeypatch.setattr(background, "RENEW_S", 0.01)
+        async with start("a") as one, start("b") as other, openai_client(one) as api, openai_client(other) as there:
+            begun = await api.responses.create(input="One", background=True, **LONG)
+            clock.offset += progress.LEASE_S + 1
+            async with asyncio.timeout(60):
+                while (await there.responses.retrieve(begun.id)).status != "in_progress":
+                    await asyncio.sleep(0.01)
+            await api.responses.cancel(begun.id)
+            await asyncio.sleep(0.05)  # and is not told to be alive again
+            assert (await there.responses.retrieve(begun.id)).status == "cancelled"
+
+
+class TestTheServerStops:
+    async def test_a_drain_waits_for_it(self, api: openai.AsyncOpenAI, web: HttpClient, backend: Backend) -> None:
+        begun = await api.responses.create(input="One", background=True, **(GREEDY | {"max_output_tokens": 200}))
+        draining = asyncio.create_task(backend.lifecycle.drain())
+        while not backend.lifecycle.finishes_long_work:
+            await asyncio.sleep(0)
+        refused = await web("POST", "/v1/responses", {"input": "x"})
+        assert (refused.status, refused.json["error"]["code"]) == (503, "DRAINING")
+        await draining
+        ended = await api.responses.retrieve(begun.id)
+        assert (ended.status, ended.usage and ended.usage.output_tokens) == ("incomplete", 200)
+
+    async def test_what_takes_too_long_has_failed(self, api: openai.AsyncOpenAI, backend: Backend) -> None:
+        begun = await api.responses.create(input="One", background=True, **LONG)
+        events = asyncio.create_task(followed(api, begun.id, -1))
+        while backend.lifecycle.long_work[0].is_unfinished and not events.done():
+            assert not await server.drain(backend.lifecycle, 0.0)
+        ended = await api.responses.retrieve(begun.id)
+        assert (ended.status, ended.error and ended.error.code) == ("failed", "server_error")
+        assert (await events)[-1].type == "response.failed"
