@@ -147,6 +147,15 @@ class CallPipeline:
         finally:
             self._ended(call)
 
+    @asynccontextmanager
+    async def while_accepted(self, call: Call) -> AsyncIterator[None]:
+        """While entered, the caller has a connection and no call in progress. Raises Unauthenticated as soon as its key
+        is not accepted any more, PermissionDenied if that may not make this call.
+        """
+        accepted_key = self._keys.authorise(call.metadata.method, call.metadata.authorization)
+        async with self._keys.revocable_call(accepted_key):
+            yield
+
     async def read_request(self, call: Call, receive: Callable[[], Awaitable[Any]]) -> Message:
         """The valid request of a call of the contract's, whose bytes `receive` returns.
 
