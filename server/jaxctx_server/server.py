@@ -131,7 +131,12 @@ class Server:
 
     def _make_app(self, access: HttpAccess) -> ASGIApp:
         """The application of HTTP."""
-        return make_app(self._backend, access, response_ttl_s=self._config.response_ttl_s)
+        return make_app(
+            self._backend,
+            access,
+            response_ttl_s=self._config.response_ttl_s,
+            conversation_ttl_s=self._config.conversation_ttl_s,
+        )
 
     async def run(self, load: "Load", stop: asyncio.Event) -> int:
         """Load, serve until `stop` is set or the engine fails, drain. Returns the exit status."""

@@ -25,7 +25,8 @@ class Frontend:
     """The services that requests become calls of, and what outlasts a single request."""
 
     backend: Backend
-    response_ttl_s: float | None = None  # how long responses and conversations are kept; None: for ever
+    response_ttl_s: float | None = None  # how long responses are kept; None: for ever
+    conversation_ttl_s: float | None = None  # how long conversations are kept after their last use; None: for ever
     wall_time: Callable[[], float] = time.time  # seconds since 1970
     kept_contexts: ContextRegistry = field(default_factory=ContextRegistry)
     pieces: PieceCache = field(default_factory=PieceCache)

@@ -147,8 +147,8 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
 
 
 async def prepare(call: HttpCall, generation: Generation) -> None:
-    """Make the context, with the prompt. `run` does that itself, unless something has to be done with the context before
-    the outputs.
+    """Make the context, with the prompt. `run` does that itself, unless something has to be done with it before the
+    outputs.
 
     Raises the errors of the services, with the field names of the contract; then there is no context.
     """

@@ -24,11 +24,12 @@ from jaxctx_server.http.openai.responses.record import (
     CONVERSATION_PREFIX,
     Conversation,
     StoredConversation,
+    conversation_ttl,
     load_conversation,
     state_document,
 )
 from jaxctx_server.http.openai.responses.request import check_metadata
-from jaxctx_server.http.stored import check_document, delete_state, save_state, ttl_of
+from jaxctx_server.http.stored import check_document, delete_state, save_state
 
 Json = dict[str, Any]
 FIELD = "conversation_id"
@@ -162,7 +163,13 @@ async def save_generation(
         async for _ in run(call, generation):
             pass
         await save_state(
-            call, generation.context_id, resource["id"], document, ttl_of(None), replaces=replaces, field="items"
+            call,
+            generation.context_id,
+            resource["id"],
+            document,
+            conversation_ttl(call),
+            replaces=replaces,
+            field="items",
         )
     except Aborted:
         raise Aborted("the conversation was changed meanwhile", reason="VERSION_MISMATCH") from None

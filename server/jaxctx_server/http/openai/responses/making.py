@@ -34,6 +34,7 @@ from jaxctx_server.http.openai.responses.record import (
     RESPONSE_PREFIX,
     Conversation,
     StoredConversation,
+    conversation_ttl,
     load_conversation,
     new_response_id,
     not_found,
@@ -273,7 +274,7 @@ async def store_response(call: HttpCall, made: ResponseRun) -> None:
     if base is None or request.conversation_id is None:
         return
     document = state_document(base.resource, conversation)
-    ttl, replaces = ttl_of(None), base.state.version
+    ttl, replaces = conversation_ttl(call), base.state.version
     try:
         await save_state(call, context_id, base.state.name, document, ttl, replaces=replaces, field="input")
     except JaxctxError as error:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxctx.errors import InvalidArgument, NotFound
+from jaxctx.v1.lifetime_pb2 import Ttl
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.openai.responses.replay import is_deltas
-from jaxctx_server.http.stored import StoredState, load_state
+from jaxctx_server.http.stored import StoredState, load_state, ttl_of
 
 Json = dict[str, Any]
 RESPONSE_PREFIX, CONVERSATION_PREFIX = "resp_", "conv_"
@@ -80,6 +81,11 @@ def state_document(
     `deltas`: how these came, of a response that was made in the background (`replay.py`).
     """
     return {"resource": resource, "output_count": output_count, **conversation.document(), **(deltas or {})}
+
+
+def conversation_ttl(call: HttpCall) -> Ttl:
+    """How long a conversation is kept from now on: every use of its tokens begins that again."""
+    return ttl_of(call.frontend.conversation_ttl_s, sliding=True)
 
 
 async def load_conversation(
