@@ -5,8 +5,8 @@
 
 A connection that waits for a message is no call in progress: it costs no place in the limit of calls, but there are at
 most `MAX_WEBSOCKETS`, and each ends after `IDLE_S` without a message, or when its key is revoked. Requests of one
-connection are answered one after the other. A client that goes away ends the work for it; one that reads slowly holds up
-its own answer only, as each message waits until the one before it is on its way.
+connection are answered one after the other. A client that goes away ends the work for it; one that reads slowly holds
+up its own answer only, as each message waits until the one before it is on its way.
 """
 
 import asyncio

@@ -55,7 +55,7 @@ async def past_events(stored: StoredConversation, resource: Json, starting_after
 
 def query_truth(query: Mapping[str, str], name: str) -> bool:
     """A truth value of the query, false if it is not there. Raises InvalidArgument."""
-    text = query.get(name, "false").lower()
+    text = query.get(name, "false")
     if text not in ("true", "false"):
         raise InvalidArgument.field(name, "must be true or false")
     return text == "true"
