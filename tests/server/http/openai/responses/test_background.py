@@ -17,6 +17,7 @@ from jaxctx_server import server
 from jaxctx_server.auth import Key
 from jaxctx_server.http.openai.responses import background, progress, registry
 from jaxctx_server.key_store import KeyStore
+from jaxctx_server.service.snapshots import LocalSnapshotService
 from jaxctx_server.services import Backend
 from tests.e2e.conftest import backend_of
 from tests.engines import Clock, MakeEngine
@@ -336,7 +337,15 @@ class TestOtherServers:
                     await there.responses.retrieve(begun.id)
 
     async def test_it_says_that_it_is_alive(self, start: Start, clock: Clock, monkeypatch: Any) -> None:
-        monkeypatch.setattr(background, "RENEW_S", 0.01)
+        update = LocalSnapshotService.update_snapshot
+
+        async def slow_update(*args: Any) -> Any:
+            updated = await update(*args)
+            await asyncio.sleep(0.05)
+            return updated
+
+        monkeypatch.setattr(LocalSnapshotService, "update_snapshot", slow_update)
+        monkeypatch.setattr(background, "RENEW_S", 0.001)
         async with start("a") as one, start("b") as other, openai_client(one) as api, openai_client(other) as there:
             begun = await api.responses.create(input="One", background=True, **LONG)
             clock.offset += progress.LEASE_S + 1
