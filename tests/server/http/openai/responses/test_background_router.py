@@ -27,8 +27,8 @@ async def routed(router_cluster: RouterCluster) -> AsyncIterator[openai.AsyncOpe
 
 
 async def test_they_are_made_on_any_engine(routed: openai.AsyncOpenAI) -> None:
-    begun = [await routed.responses.create(input=text, background=True, **GREEDY) for text in ("One", "Two", "Three")]
-    for each in begun:
+    for text in ("One", "Two"):
+        each = await routed.responses.create(input=text, background=True, **GREEDY)
         ended = await finished(routed, each.id)
         assert (ended.status, ended.usage.output_tokens) == ("incomplete", 8)
         events = await followed(routed, each.id, -1)
