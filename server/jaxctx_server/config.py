@@ -129,6 +129,9 @@ class ServeConfig:
     process. None: nowhere."""
     response_ttl_s: Annotated[float | None, within(1, 315_576_000)] = 2_592_000.0
     """How long responses of the OpenAI API are kept, in seconds; with --store also after a restart. None: for ever."""
+    conversation_ttl_s: Annotated[float | None, within(1, 315_576_000)] = None
+    """How long conversations of the OpenAI API are kept after their last use, in seconds. None: until they are
+    deleted."""
     snapshot_history: Annotated[int | None, within(1, MANY)] = 32
     """Versions of a snapshot to keep: when one more is saved the oldest is deleted. None: all."""
     host_tokens: Annotated[int | None, within(0, 2**40)] = None
@@ -146,7 +149,9 @@ class ServeConfig:
     max_snapshots_per_tenant: Annotated[int | None, within(1, MANY)] = 10_000
     """Versions of snapshots that a tenant may have. None: no limit."""
     max_snapshot_bytes_per_tenant: Annotated[int | None, within(1, 2**50)] = None
-    """Size of them all: pages, those that they share counted in each, and attachments. None: no limit."""
+    """Size of them all: pages, those that they share counted in each, and attachments. None: no limit but that of their
+    number, as one context has a megabyte with some models and gigabytes with others. Set it for tenants who do not
+    trust each other, to a share of what the store holds."""
 
     dispatch_task_groups: bool = True
     """Of programs: place calls that feed one consumer together."""

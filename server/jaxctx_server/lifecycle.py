@@ -8,7 +8,7 @@ import enum
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from jaxctx.engine.interface import LOCAL_ENGINE, Engine
 from jaxctx.errors import FailedPrecondition, NotFound, Unavailable
@@ -117,11 +117,31 @@ class ServingState:
             await self.programs.watch(watch)
 
 
+class LongWork(Protocol):
+    """Work of a transport that goes on when the call that began it has ended."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether any of it runs."""
+
+    async def finish(self) -> None:
+        """Return when all of it has ended by itself."""
+
+    async def end(self) -> None:
+        """End what still runs, note that where it is kept, and tidy up. Takes a few seconds at most."""
+
+
 class ServerLifecycle:
-    """The one state of a server. Used on the event loop."""
+    """The one state of a server. Used on the event loop.
+
+    A drain first waits for long work, whose last steps an engine that drains would refuse. Meanwhile the pipeline
+    refuses new work, as the engine does then.
+    """
 
     def __init__(self) -> None:
         self.state = State.LOADING
+        self.finishes_long_work = False  # a drain waits for it
+        self.long_work: list[LongWork] = []
         self.changed = (
             asyncio.Event()
         )  # set when `state` changes; take it before reading `state`, so as to miss no change
@@ -161,8 +181,21 @@ class ServerLifecycle:
         serving = self.served()
         if self._draining is None:
             self._enter(State.DRAINING)
-            self._draining = asyncio.create_task(serving.drain())
+            self._draining = asyncio.create_task(self._drain(serving))
         await asyncio.shield(self._draining)
+
+    async def _drain(self, serving: ServingState) -> None:
+        self.finishes_long_work = True
+        while unfinished := [each for each in self.long_work if each.is_unfinished]:
+            await asyncio.gather(*(each.finish() for each in unfinished))
+        self.finishes_long_work = False  # from here on the engine refuses new work itself
+        await serving.drain()
+
+    async def end_long_work(self) -> None:
+        """End what the drain's time was not enough for, so that it can be noted how it ended. Takes a few seconds."""
+        if self._draining is not None:
+            self._draining.cancel()
+        await asyncio.gather(*(each.end() for each in self.long_work))
 
     def stop(self) -> None:
         """Answer nothing more."""

@@ -131,7 +131,12 @@ class Server:
 
     def _make_app(self, access: HttpAccess) -> ASGIApp:
         """The application of HTTP."""
-        return make_app(self._backend, access, response_ttl_s=self._config.response_ttl_s)
+        return make_app(
+            self._backend,
+            access,
+            response_ttl_s=self._config.response_ttl_s,
+            conversation_ttl_s=self._config.conversation_ttl_s,
+        )
 
     async def run(self, load: "Load", stop: asyncio.Event) -> int:
         """Load, serve until `stop` is set or the engine fails, drain. Returns the exit status."""
@@ -296,10 +301,12 @@ async def drain(lifecycle: ServerLifecycle, timeout_s: float) -> bool:
             await lifecycle.drain()
     except TimeoutError:
         log.warning("the drain's time is up; what still runs is cut off")
+        await lifecycle.end_long_work()
         return False
     except JaxctxError as error:  # the engine has broken down
         log.error("cannot drain: %s", error)
         return False
+    await lifecycle.end_long_work()
     log.info("drained")
     return True
 

@@ -150,3 +150,36 @@ async def test_kills_at_any_time_lose_nothing_that_was_acknowledged(start: Start
                 for each in await continued(api, response.id):
                     assert cached_tokens(each) >= response.usage.total_tokens - 1
         killed(server)
+
+
+async def test_a_response_in_the_background_ends_before_the_server_does(start: Start) -> None:
+    server = start()
+    async with api_of(server) as api:
+        begun = await api.responses.create(input=STORY, background=True, **LONG)
+        server.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(server.process.communicate)
+    assert server.process.returncode == 0
+    server = start()
+    async with api_of(server) as api:
+        ended = await api.responses.retrieve(begun.id)
+        assert ended.usage is not None
+        assert (ended.status, ended.usage.output_tokens) == ("incomplete", 200)
+        more = await api.responses.create(input="More.", previous_response_id=begun.id, **GREEDY)
+        assert cached_tokens(more) >= ended.usage.total_tokens - 1
+
+
+@pytest.mark.slow
+async def test_a_kill_during_a_response_in_the_background_is_told(start: Start) -> None:
+    server = start()
+    async with api_of(server) as api:
+        begun = await api.responses.create(input=STORY, background=True, **LONG)
+    killed(server)
+    server = start()
+    async with api_of(server) as api:
+        async with asyncio.timeout(120):
+            while (lost := await api.responses.retrieve(begun.id)).status == "in_progress":
+                await asyncio.sleep(0.5)
+        assert lost.error is not None
+        assert (lost.status, lost.error.code, lost.output) == ("failed", "server_error", [])
+        assert (await api.responses.cancel(begun.id)).status == "failed"
+        await api.responses.delete(begun.id)

@@ -88,6 +88,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "default_max_tokens": ("12", 12),
     "store": ("s3://bucket/path/", "s3://bucket/path/"),
     "response_ttl_s": ("60", 60.0),
+    "conversation_ttl_s": ("60", 60.0),
     "snapshot_history": ("19", 19),
     "dispatch_task_groups": ("false", False),
     "dispatch_same_prefix": ("false", False),

@@ -11,6 +11,7 @@ from jaxctx import errors
 from jaxctx.model.text import ModelText
 from jaxctx.programs.dispatcher import Policy
 from jaxctx_server.lifecycle import LocalModel, ProgramSettings, ServerLifecycle, ServingState, State
+from jaxctx_server.server import drain
 from jaxctx_server.tokenizer_pool import TokenizerPool
 from jaxctx_server.validate import Limits
 from tests.server.fake_engine import FakeEngine
@@ -118,6 +119,49 @@ async def test_a_drain_goes_on_if_its_caller_leaves(
     async with asyncio.timeout(10):
         await second
     assert not engine.draining, "the engine was asked once"
+
+
+class Work:
+    """Long work of a transport."""
+
+    def __init__(self) -> None:
+        self.is_unfinished = True
+        self.is_ended = False
+        self.may_finish = asyncio.Event()
+
+    async def finish(self) -> None:
+        await self.may_finish.wait()
+        self.is_unfinished = False
+
+    async def end(self) -> None:
+        self.is_ended = True
+
+
+async def test_a_drain_waits_for_long_work_before_the_engine_refuses_anything(
+    lifecycle: ServerLifecycle, state: ServingState, engine: FakeEngine
+) -> None:
+    lifecycle.set_ready(state)
+    work = Work()
+    lifecycle.long_work.append(work)
+    draining = asyncio.create_task(lifecycle.drain())
+    while not lifecycle.finishes_long_work:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    assert not engine.draining
+    work.may_finish.set()
+    async with asyncio.timeout(10):
+        await draining
+    assert (engine.draining, lifecycle.finishes_long_work, work.is_ended) == (True, False, False)
+
+
+async def test_long_work_is_ended_when_the_time_is_up(
+    lifecycle: ServerLifecycle, state: ServingState, engine: FakeEngine
+) -> None:
+    lifecycle.set_ready(state)
+    work = Work()
+    lifecycle.long_work.append(work)
+    assert not await drain(lifecycle, 0.01)
+    assert (work.is_ended, engine.draining) == (True, False)
 
 
 async def test_a_router_drains_its_programs(lifecycle: ServerLifecycle, limits: Limits) -> None:

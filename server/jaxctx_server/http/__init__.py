@@ -15,6 +15,9 @@
     prompt_memory.py  how the last prompts of callers began, to be compared with
     headers.py        headers that are refused
     unrouted.py       unknown paths and methods
+    stored.py         states that are kept under a name, with a document
+    large_json.py     JSON that may be large, written on a thread
+    websocket.py      WebSockets: each message is a request of its own
     messages.py       request messages of the contract out of paths, queries and bodies; responses as JSON
     limits.py         limits of a connection: how many there are, how long headers and bodies may take
     openapi.py        the description of all paths, merged of those that each package has in its own `openapi.py`

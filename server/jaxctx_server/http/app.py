@@ -46,10 +46,12 @@ def make_app(
     access: HttpAccess | None = None,
     *,
     response_ttl_s: float | None = None,
+    conversation_ttl_s: float | None = None,
     wall_time: Callable[[], float] = time.time,
 ) -> Starlette:
-    """The application of a server. `response_ttl_s` is how long responses are kept; None: for ever. `wall_time` is the
-    clock that tells when they were made, in seconds since 1970.
+    """The application of a server. `response_ttl_s` is how long responses are kept, `conversation_ttl_s` how long
+    conversations are after their last use; None: for ever. `wall_time` is the clock that tells when responses were
+    made, in seconds since 1970.
     """
     access = access or HttpAccess()
     middleware = [
@@ -80,12 +82,15 @@ def make_app(
         middleware=middleware,
         exception_handlers=EXCEPTION_HANDLERS,
     )
-    app.state.frontend = Frontend(
+    frontend = Frontend(
         backend=backend,
         response_ttl_s=response_ttl_s,
+        conversation_ttl_s=conversation_ttl_s,
         wall_time=wall_time,
         kept_contexts=ContextRegistry(wall_time),
     )
+    backend.lifecycle.long_work.append(frontend)
+    app.state.frontend = frontend
     return app
 
 

@@ -49,9 +49,27 @@ class HttpCall:
         """Raise the errors of a message that is not valid, without making the call. Raises as `unary`."""
         await self.frontend.backend.pipeline.check_request(self.call, message)
 
-    async def unary(self, method: Callable[[Caller, RequestT], Awaitable[ResponseT]], message: RequestT) -> ResponseT:
-        """The response of a method of a service. Raises its errors, and those of a message that is not valid."""
-        await self.frontend.backend.pipeline.check_request(self.call, message)
+    async def convert(self, size: int, work: Callable[[], T], *, patient: bool = False) -> T:
+        """The result of work on about so many bytes that are stored for the caller or sent to it: of many bytes on a
+        thread, within the caller's budget of time.
+
+        Raises what the work raises, and ResourceExhausted (QUEUE_FULL) if the caller's large requests take too long;
+        with `patient` it waits instead.
+        """
+        return await self.frontend.backend.pipeline.convert(self.call, size, work, patient=patient)
+
+    async def unary(
+        self,
+        method: Callable[[Caller, RequestT], Awaitable[ResponseT]],
+        message: RequestT,
+        *,
+        patient: bool = False,
+    ) -> ResponseT:
+        """The response of a method of a service. Raises its errors, and those of a message that is not valid.
+
+        `patient`: to check a large message waits for the caller's budget, instead of being refused.
+        """
+        await self.frontend.backend.pipeline.check_request(self.call, message, patient=patient)
         return await method(self.caller, message)
 
     async def stream(

@@ -10,10 +10,12 @@ from typing import Any, cast
 from starlette.types import Scope
 
 from jaxctx_server.http.contextcache.registry import ContextRegistry
+from jaxctx_server.http.openai.responses.registry import BackgroundRegistry
 from jaxctx_server.http.pieces import PieceCache
 from jaxctx_server.http.prompt_memory import PromptMemory
 from jaxctx_server.services import Backend
 
+END_TIMEOUT_S = 5.0  # for what the server still has to do for requests that have ended, when it stops
 MAX_LOGGED_FIELDS = 1000
 MAX_LOGGED_NAME = 64  # characters of a name that are kept: clients choose the names
 log = logging.getLogger("jaxctx.http")
@@ -24,11 +26,13 @@ class Frontend:
     """The services that requests become calls of, and what outlasts a single request."""
 
     backend: Backend
-    response_ttl_s: float | None = None  # how long responses and conversations are kept; None: for ever
+    response_ttl_s: float | None = None  # how long responses are kept; None: for ever
+    conversation_ttl_s: float | None = None  # how long conversations are kept after their last use; None: for ever
     wall_time: Callable[[], float] = time.time  # seconds since 1970
     kept_contexts: ContextRegistry = field(default_factory=ContextRegistry)
     pieces: PieceCache = field(default_factory=PieceCache)
     prompts: PromptMemory = field(default_factory=PromptMemory)
+    background_responses: BackgroundRegistry = field(default_factory=BackgroundRegistry)
     background_tasks: set[asyncio.Task[None]] = field(default_factory=set)
     websockets: set[str] = field(default_factory=set)
     """Peers of the WebSockets that are open."""
@@ -41,6 +45,29 @@ class Frontend:
         self.background_tasks.add(task)
         task.add_done_callback(self.background_tasks.discard)
         return task
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a drain has to wait for `finish`: whether a response runs in the background."""
+        return bool(self.background_responses.running)
+
+    async def finish(self) -> None:
+        """Return when no response runs in the background any more."""
+        await self.background_responses.wait_until_ended()
+
+    async def end(self) -> None:
+        """End the responses that run in the background, and close the contexts of requests that have ended.
+
+        Takes up to `END_TIMEOUT_S`; what is not done by then is left undone, and the log says so.
+        """
+        try:
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await self.background_responses.interrupt()
+                while self.background_tasks:
+                    await asyncio.wait(list(self.background_tasks))
+        except TimeoutError:
+            left = len(self.background_responses.running) + len(self.background_tasks)
+            log.warning("the server stops before it could tidy up after %d requests", left)
 
     def log_unknown_fields(self, names: Sequence[str]) -> None:
         """Log the name of each field that is left unread, once."""

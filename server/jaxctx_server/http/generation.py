@@ -123,7 +123,7 @@ class Generation:
 
     # What `run` has found out. Complete behind the last part.
     model_id: str = ""  # from the first part on
-    context_id: str = ""  # the context of the prompt
+    context_id: str = ""  # the context of the prompt; empty: it has not been made yet
     prompt_ids: Sequence[int] = ()  # with `reads_prompt`, from the first part on
     usage: PromptUsage = field(default_factory=PromptUsage)
     context_ids: set[str] = field(default_factory=set)  # that, and those of the outputs if they are others
@@ -135,9 +135,29 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
     Of several outputs the forks are closed too, as far as they are known from what has been read; forks of an answer
     that was left unread end by their time to live. To be closed as soon as it is no longer read.
     """
+    if not generation.context_id:
+        await prepare(call, generation)
+    is_complete = False
+    try:
+        if generation.generate is not None:
+            async with aclosing(generate(call, generation, generation.generate)) as parts:
+                async for part in parts:
+                    yield part
+        is_complete = True
+    finally:
+        if not (generation.keep and is_complete):
+            call.frontend.run_in_background(close_contexts(call, generation.context_ids))
+
+
+async def prepare(call: HttpCall, generation: Generation) -> None:
+    """Make the context, with the prompt. `run` does that itself, unless something has to be done with it before the
+    outputs.
+
+    Raises the errors of the services, with the field names of the contract; then there is no context.
+    """
     generation.context_id = secrets.token_hex(16)
     generation.context_ids = {generation.context_id}
-    is_complete = False
+    is_prepared = False
     try:
         await begin(call, generation)
         if generation.rewind_to is not None:
@@ -150,18 +170,14 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
         if generation.reads_prompt:
             asked = GetContextRequest(context_id=generation.context_id, include_tokens=True)
             generation.prompt_ids = (await call.unary(call.services.contexts.get_context, asked)).tokens.ids[:]
-        if generation.generate is not None:
-            async with aclosing(generate(call, generation, generation.generate)) as parts:
-                async for part in parts:
-                    yield part
-        is_complete = True
+        is_prepared = True
     finally:
-        if not (generation.keep and is_complete):
+        if not is_prepared:
             call.frontend.run_in_background(close_contexts(call, generation.context_ids))
 
 
 async def begin(call: HttpCall, generation: Generation) -> None:
-    """Make the context of the prompt."""
+    """Create, fork or open the context of the prompt."""
     contexts, context_id = call.services.contexts, generation.context_id
     ttl = generation.create.ttl if generation.create.HasField("ttl") else ABANDONED_TTL
     match generation.source:

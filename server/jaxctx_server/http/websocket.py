@@ -4,8 +4,9 @@
     message ─▶ pipeline ─▶ handler ─▶ messages
 
 A connection that waits for a message is no call in progress: it costs no place in the limit of calls, but there are at
-most `MAX_WEBSOCKETS`, and each ends after `IDLE_S` without a message. Requests of one connection are answered one after
-the other. A client that goes away ends the work for it.
+most `MAX_WEBSOCKETS`, and each ends after `IDLE_S` without a message, or when its key is revoked. Requests of one
+connection are answered one after the other. A client that goes away ends the work for it; one that reads slowly holds
+up its own answer only, as each message waits until the one before it is on its way.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ ErrorMessage = Callable[[JaxctxError, Json | None], Json | None]
 MAX_WEBSOCKETS = 128  # of one server
 MAX_WAITING = 4  # messages of one connection, while an earlier one is answered
 IDLE_S = 600.0  # from the end of an answer to the next message
+NOT_ACCEPTED = "the key is not valid any more"
 NORMAL, GOING_AWAY, NOT_TEXT, REFUSED = 1000, 1001, 1003, 1008  # codes of closing, of RFC 6455
 
 
@@ -106,7 +108,12 @@ class Connection:
         """Answer messages until the client leaves or the connection is closed. Raises WebSocketDisconnect."""
         try:
             while True:
-                message = await self._next_message()
+                try:
+                    async with self._frontend.backend.pipeline.while_accepted(Call(self._metadata)):
+                        message = await self._next_message()
+                except Unauthenticated:
+                    await self._websocket.close(REFUSED, NOT_ACCEPTED)
+                    return
                 if message is None:
                     await self._websocket.close(GOING_AWAY, f"nothing was asked for {IDLE_S:g} seconds")
                     return
@@ -180,6 +187,6 @@ class Connection:
             if told is not None:
                 await self._websocket.send_text(json_text(told))
             if isinstance(error, Unauthenticated):
-                await self._websocket.close(REFUSED, "the key is not valid any more")
+                await self._websocket.close(REFUSED, NOT_ACCEPTED)
                 return False
         return True

@@ -150,29 +150,48 @@ class CallPipeline:
         finally:
             self._ended(call)
 
+    @asynccontextmanager
+    async def while_accepted(self, call: Call) -> AsyncIterator[None]:
+        """While entered, the caller has a connection and no call in progress. Raises Unauthenticated as soon as its key
+        is not accepted any more, PermissionDenied if that may not make this call.
+        """
+        accepted_key = self._keys.authorise(call.metadata.method, call.metadata.authorization)
+        async with self._keys.revocable_call(accepted_key):
+            yield
+
     async def read_request(self, call: Call, receive: Callable[[], Awaitable[Any]]) -> Message:
         """The valid request of a call of the contract's, whose bytes `receive` returns.
 
-        Raises InvalidArgument, ResourceExhausted (QUEUE_FULL), or Unavailable (NOT_SERVING) while the server loads.
+        Raises InvalidArgument, ResourceExhausted (QUEUE_FULL), or Unavailable (NOT_SERVING) while the server loads and
+        (DRAINING) once it takes no new work.
         """
+        self._reader.check_accepts(call.metadata.method)
         return await self._reader.read(call.metadata.method, call.budget_owner, receive)
 
     async def parse_body(self, call: Call, data: bytes, parse: Callable[[bytes], T]) -> T:
         """The result of `parse` for a request that is no message of the contract (JSON), within its caller's budget.
 
-        Raises what `parse` raises, ResourceExhausted (QUEUE_FULL), or Unavailable (NOT_SERVING) while the server loads.
+        Raises what `parse` raises, ResourceExhausted (QUEUE_FULL), or Unavailable (NOT_SERVING) while the server loads
+        and (DRAINING) once it takes no new work.
         """
+        self._reader.check_accepts(call.metadata.method)
         return await self._reader.parse(call.budget_owner, data, parse)
 
-    async def check_request(self, call: Call, request: Message) -> None:
+    async def convert(self, call: Call, size: int, work: Callable[[], T], *, patient: bool = False) -> T:
+        """The result of work on about so many bytes that are stored for the caller or sent to it, within its budget: of
+        many bytes on a thread. `patient` and errors: see `RequestReader.convert`.
+        """
+        return await self._reader.convert(call.budget_owner, size, work, patient=patient)
+
+    async def check_request(self, call: Call, request: Message, *, patient: bool = False) -> None:
         """Check a message that a transport made itself, for a call of a service within this call.
 
         Raises PermissionDenied if the caller's role is too low for the method, and InvalidArgument, ResourceExhausted
-        and Unavailable as `read_request`.
+        and Unavailable as `read_request`. `patient`: a large one waits for its turn instead of being refused.
         """
         if METHODS[METHOD_OF_REQUEST[request.DESCRIPTOR.full_name]] > call.key.role:
             raise PermissionDenied("this method needs a key of another role")
-        await self._reader.check(call.budget_owner, request)
+        await self._reader.check(call.budget_owner, request, patient=patient)
 
     def _authorise(self, call: Call) -> Key:
         """The key as the key store has it. The call's gets the tenant that a router names."""

@@ -20,8 +20,9 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from jaxctx.errors import InvalidArgument, ResourceExhausted
+from jaxctx.errors import InvalidArgument, ResourceExhausted, Unavailable
 from jaxctx.rpc import SERVICES
+from jaxctx.v1 import rules_pb2
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.validate import Limits, validate
 from jaxctx_server.validate.scan import NO_MESSAGE, scan
@@ -46,6 +47,13 @@ REQUEST_TYPES: dict[str, Descriptor] = {
 }
 # The method that takes a request of this type: each has a type of its own.
 METHOD_OF_REQUEST: dict[str, str] = {kind.full_name: method for method, kind in REQUEST_TYPES.items()}
+WORK_METHODS = frozenset(
+    f"/{service.full_name}/{method.name}"
+    for service in SERVICES.values()
+    for method in service.methods
+    if method.GetOptions().Extensions[rules_pb2.work]
+)
+"""Methods that begin new work, which a server that drains refuses (rules.proto)."""
 T = TypeVar("T")
 
 
@@ -70,6 +78,11 @@ class RequestReader:
         self._clock = clock
         self._budgets: dict[Hashable, Budget] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jaxctx-reading")
+
+    def check_accepts(self, method: str) -> None:
+        """Raise Unavailable (DRAINING) for a call of a method that begins new work, once the server takes none."""
+        if method in WORK_METHODS and self._lifecycle.finishes_long_work:
+            raise Unavailable("the server is draining", reason="DRAINING", retry_after_s=5.0)
 
     async def read(self, method: str, owner: Hashable, receive: Callable[[], Awaitable[Any]]) -> Message:
         """The valid request of a method of the contract. `receive` returns its bytes; `owner` is whose budget it is.
@@ -102,12 +115,20 @@ class RequestReader:
         await self._wait_for(budget)
         return await self._run(budget, len(data), partial(parse, data))
 
-    async def check(self, owner: Hashable, request: Message) -> None:
-        """Validate a request that a transport made of something else. Raises as `read`."""
-        state = self._lifecycle.served()
-        await self._run(self._budget(owner), request.ByteSize(), partial(validate, state.limits, request))
+    async def convert(self, owner: Hashable, size: int, work: Callable[[], T], *, patient: bool = False) -> T:
+        """The result of work on about so many bytes that are no request: what is stored for the owner, or sent to it.
 
-    async def _run(self, budget: Budget, size: int, work: Callable[[], T]) -> T:
+        `patient`: it waits for the owner's budget for as long as it takes, where a refusal would lose what is done.
+        Raises what the work raises, and ResourceExhausted as `read` unless it is patient.
+        """
+        return await self._run(self._budget(owner), size, work, patient=patient)
+
+    async def check(self, owner: Hashable, request: Message, *, patient: bool = False) -> None:
+        """Validate a request that a transport made of something else. Raises as `read`; `patient` as in `convert`."""
+        work = partial(validate, self._lifecycle.served().limits, request)
+        await self._run(self._budget(owner), request.ByteSize(), work, patient=patient)
+
+    async def _run(self, budget: Budget, size: int, work: Callable[[], T], *, patient: bool = False) -> T:
         """The result of work on so many bytes: of few at once, of many on the thread."""
         if size <= MAX_UNSCANNED_BYTES:
             return work()
@@ -117,7 +138,7 @@ class RequestReader:
                 return work()
             finally:
                 self._charge(budget, time.perf_counter() - started)
-        return await self._run_large(budget, size, work)
+        return await self._run_large(budget, size, work, patient=patient)
 
     def _read_inline(self, budget: Budget, kind: Descriptor, state: ServingState, data: bytes) -> Message:
         """Read a request on the event loop. Raises ScanTooLong if it has too many fields for that."""
@@ -132,15 +153,15 @@ class RequestReader:
         """Read a request on the thread, after the caller's other large ones."""
         return await self._run_large(budget, len(data), partial(scan_parse_and_validate, kind, state, data))
 
-    async def _run_large(self, budget: Budget, size: int, work: Callable[[], T]) -> T:
+    async def _run_large(self, budget: Budget, size: int, work: Callable[[], T], *, patient: bool = False) -> T:
         """The result of work on the thread, after the caller's other large requests."""
-        if budget.large_requests >= MAX_LARGE_REQUESTS:
+        if budget.large_requests >= MAX_LARGE_REQUESTS and not patient:
             message = f"{MAX_LARGE_REQUESTS} large requests of this caller are being read"
             raise ResourceExhausted(message, reason="QUEUE_FULL", retry_after_s=1.0)
         budget.large_requests += 1
         try:
             async with budget.turn:
-                await self._wait_for(budget)
+                await self._wait_for(budget, patient=patient)
                 return await self._run_on_thread(budget, size, work)
         finally:
             budget.large_requests -= 1
@@ -160,10 +181,10 @@ class RequestReader:
             }
         return self._budgets.setdefault(owner, Budget())
 
-    async def _wait_for(self, budget: Budget) -> None:
+    async def _wait_for(self, budget: Budget, *, patient: bool = False) -> None:
         """Wait until the caller may cost something again. Raises ResourceExhausted if that takes too long."""
         while (wait_s := budget.free_at - self._clock()) > 0:
-            if wait_s > MAX_WAIT_S:
+            if wait_s > MAX_WAIT_S and not patient:
                 message = "large requests of this caller have used up its share of the time"
                 raise ResourceExhausted(message, reason="QUEUE_FULL", retry_after_s=wait_s)
             await asyncio.sleep(wait_s)

@@ -81,9 +81,11 @@ async def http_server(
     backend: Backend, access: HttpAccess | None = None, wall_time: Callable[[], float] = time.time
 ) -> AsyncIterator[HttpClient]:
     """An HTTP server of a backend, in the event loop of the test."""
-    server = HttpServer(make_app(backend, access, wall_time=wall_time), bind_tcp("127.0.0.1", 0))
+    app = make_app(backend, access, wall_time=wall_time)
+    server = HttpServer(app, bind_tcp("127.0.0.1", 0))
     await server.start()
     try:
         yield HttpClient(server.port)
     finally:
+        await app.state.frontend.end()
         await server.close()

@@ -49,6 +49,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/responses": [
         {"model": "echo", "input": "hi", "max_output_tokens": 3, "store": False},
         {"input": USER, "max_output_tokens": 30, "stream": True, "store": False},
+        {"input": "hi", "max_output_tokens": 20, "background": True},
+        {"input": "hi", "max_output_tokens": 20, "background": True, "stream": True},
     ],
     "/v1/responses/input_tokens": [{"input": "hi"}],
     "/v1/conversations": [{"metadata": {"a": "b"}}],
@@ -66,6 +68,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/detokenize": [{"tokens": [1, 2, 3]}],
 }
 QUERIES = {
+    "/v1/responses/{response_id}": "?stream=true&starting_after=3",
     "/v1/semantic_var": "?session_id=s1&limit=5",
     "/v1/semantic_var/{variable_id}": "?session_id=s1&criterion=CRITERION_LATENCY",
     "/v1/semantic_var/{variable_id}/text": "?session_id=s1",

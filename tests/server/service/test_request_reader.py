@@ -307,6 +307,28 @@ class TestBudget:
         assert len(await asyncio.gather(*waiting)) == request_reader.MAX_LARGE_REQUESTS
         assert reader._budget("a").large_requests == 0
 
+    async def test_what_is_converted_is_charged_and_refused_as_requests_are(self, reader: RequestReader) -> None:
+        assert await reader.convert("a", 10, lambda: "small") == "small"
+        assert reader._budget("a").free_at == 0
+        assert await reader.convert("a", len(self.LARGE), lambda: "large") == "large"
+        assert reader._budget("a").free_at > 0
+        reader._budget("a").large_requests = request_reader.MAX_LARGE_REQUESTS
+        with pytest.raises(errors.ResourceExhausted):
+            await reader.convert("a", len(self.LARGE), lambda: "large")
+
+    async def test_the_end_of_what_is_done_waits_instead(
+        self, reader: RequestReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def sleep(seconds: float) -> None:
+            self.now += seconds
+
+        monkeypatch.setattr(request_reader.asyncio, "sleep", sleep)
+        wait_s = request_reader.MAX_WAIT_S + 5
+        reader._charge(reader._budget("a"), request_reader.SHARE * (request_reader.BURST_S + wait_s))
+        reader._budget("a").large_requests = request_reader.MAX_LARGE_REQUESTS
+        assert await reader.convert("a", len(self.LARGE), lambda: "large", patient=True) == "large"
+        await reader.check("a", pb.FillRequest(context_id="a", text="x" * (1 << 20)), patient=True)
+
     async def test_many_fields_are_read_elsewhere(self, reader: RequestReader, monkeypatch: pytest.MonkeyPatch) -> None:
         threads = list[str]()
         original = request_reader.validate

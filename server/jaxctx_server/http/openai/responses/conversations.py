@@ -17,18 +17,19 @@ from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.errors import json_response
 from jaxctx_server.http.generation import Generation, OpenedFrom, close_contexts, run
 from jaxctx_server.http.openai.request import parse_object
-from jaxctx_server.http.openai.responses.create import whole_conversation
 from jaxctx_server.http.openai.responses.items import chat_messages, new_id, parse_items
 from jaxctx_server.http.openai.responses.lists import page_of_items
+from jaxctx_server.http.openai.responses.making import whole_conversation
 from jaxctx_server.http.openai.responses.record import (
     CONVERSATION_PREFIX,
     Conversation,
     StoredConversation,
+    conversation_ttl,
     load_conversation,
     state_document,
 )
 from jaxctx_server.http.openai.responses.request import check_metadata
-from jaxctx_server.http.stored import check_document, delete_state, save_state, ttl_of
+from jaxctx_server.http.stored import check_document, delete_state, save_state
 
 Json = dict[str, Any]
 FIELD = "conversation_id"
@@ -157,11 +158,19 @@ async def save_generation(
     """Fill, and save the state under the id of the conversation. Raises Aborted if it was changed meanwhile."""
     generation.keep = True
     document = state_document(resource, conversation)
-    check_document(document, "items")
+    await check_document(call, document, "items")  # before anything is computed for it
     try:
         async for _ in run(call, generation):
             pass
-        await save_state(call, generation.context_id, resource["id"], document, ttl_of(None), replaces=replaces)
+        await save_state(
+            call,
+            generation.context_id,
+            resource["id"],
+            document,
+            conversation_ttl(call),
+            replaces=replaces,
+            field="items",
+        )
     except Aborted:
         raise Aborted("the conversation was changed meanwhile", reason="VERSION_MISMATCH") from None
     finally:

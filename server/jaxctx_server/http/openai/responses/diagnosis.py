@@ -25,7 +25,7 @@ async def diagnose(call: HttpCall, generation: Generation, conversation: Convers
     prefix = response_id.partition("_")[0] + "_" if "_" in response_id else RESPONSE_PREFIX
     field = "prompt_cache_options.comparison_response_id"
     try:
-        earlier = await load_conversation(call, response_id, field, prefix, include_tokens=True)
+        earlier = await load_conversation(call, response_id, field, prefix, include_tokens=True, patient=True)
     except NotFound:
         return {"type": "comparison_response_not_found"}
     request = GetContextRequest(context_id=generation.context_id, include_tokens=True)

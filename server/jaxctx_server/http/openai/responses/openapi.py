@@ -83,7 +83,8 @@ SCHEMAS: dict[str, Json] = {
             "instructions": nullable(TEXT),
             "previous_response_id": nullable({"type": "string"}),
             "conversation": nullable({"type": "string"}),
-            "store": nullable({"type": "boolean"}),
+            "store": nullable({"type": "boolean", "description": "Not false with background."}),
+            "background": nullable({"type": "boolean"}),
             "stream": nullable({"type": "boolean"}),
             "max_output_tokens": nullable({"type": "integer", "minimum": 1}),
             "temperature": nullable({"type": "number", "minimum": 0, "maximum": 100}),
@@ -102,6 +103,7 @@ SCHEMAS: dict[str, Json] = {
             "object": {"const": "response"},
             "created_at": COUNT,
             "status": {"enum": ["completed", "incomplete", "in_progress", "failed", "queued", "cancelled"]},
+            "background": {"type": "boolean"},
             "model": {"type": "string"},
             "output": {"type": "array", "items": schema_ref("Item")},
             "usage": nullable({"type": "object"}),
@@ -169,7 +171,16 @@ PAGE = [
     query_parameter("after", "The id of the item before the page.", {"type": "string"}),
     query_parameter("before", "The id of the item behind the page.", {"type": "string"}),
 ]
+EVENTS_OF_RESPONSE = [
+    query_parameter("stream", "Tell the events of a response in the background.", {"type": "boolean"}),
+    query_parameter("starting_after", "The number of the event behind which they begin.", COUNT),
+]
 STORED_ERRORS = (404, 409, 499, 504)
+
+
+def links(parameter: str, *operation_ids: str) -> Json:
+    """Links from a response to the operations on what it made, whose id they get as this parameter."""
+    return {name: {"operationId": name, "parameters": {parameter: "$response.body#/id"}} for name in operation_ids}
 
 
 def responses_description() -> ApiDescription:
@@ -195,16 +206,22 @@ def described(operation_id: str, summary: str, success: Json, parameters: list[J
 def response_paths() -> dict[str, Json]:
     """The paths of responses."""
     whole = json_or_events_response(
-        "The response, or with `stream` its events; it is stored by then.",
+        "The response, or with `stream` its events; it is stored by then. With `background` it as it has begun.",
         schema_ref("Response"),
         schema_ref("ResponseEvent"),
     )
+    whole["links"] = links("response_id", "get_response", "list_input_items", "cancel_response", "delete_response")
     counted = json_response("The number.", schema_ref("InputTokens"))
     stored = json_response("The response.", schema_ref("Response"))
     deleted = json_response("It is deleted.", schema_ref("Deleted"))
     items = json_response("A page of items.", schema_ref("ItemList"))
     one = "/v1/responses/{response_id}"
-    cancel = described("cancel_response", "Cancel a response", stored, [RESPONSE_ID])
+    told = json_or_events_response(
+        "The response; of one in the background with `stream` its events.",
+        schema_ref("Response"),
+        schema_ref("ResponseEvent"),
+    )
+    cancel = described("cancel_response", "End a response in the background", stored, [RESPONSE_ID])
     for status in ERRORS_OF_A_BODY:  # a POST has one, be it empty
         cancel["responses"][str(status)] = error_response(status, "Error")
     return {
@@ -217,7 +234,7 @@ def response_paths() -> dict[str, Json]:
             "post": described("count_input_tokens", "Tokens of an input", counted, [], "ResponseRequest")
         },
         one: {
-            "get": described("get_response", "A stored response", stored, [RESPONSE_ID]),
+            "get": described("get_response", "A stored response", told, [RESPONSE_ID, *EVENTS_OF_RESPONSE]),
             "delete": described("delete_response", "Delete a response", deleted, [RESPONSE_ID]),
         },
         f"{one}/input_items": {"get": described("list_input_items", "Items of the input", items, [RESPONSE_ID, *PAGE])},
@@ -232,7 +249,14 @@ def conversation_paths() -> dict[str, Json]:
     items = json_response("A page of items.", schema_ref("ItemList"))
     item = json_response("The item.", schema_ref("Item"))
     one, of_one = "/v1/conversations/{conversation_id}", [CONVERSATION_ID]
-    create = described("create_conversation", "A conversation", conversation, [], "ConversationRequest")
+    made = conversation | {
+        "links": links(
+            "conversation_id",
+            *("get_conversation", "update_conversation", "list_conversation_items", "create_conversation_items"),
+            "delete_conversation",
+        )
+    }
+    create = described("create_conversation", "A conversation", made, [], "ConversationRequest")
     return {
         "/v1/conversations": {"post": create},
         one: {

@@ -9,7 +9,7 @@ One item is open at a time. Every method returns the events to send, as plain di
 leaves them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,9 @@ class OpenCall:
 class OutputBuilder:
     """The items of one response."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_id: Callable[[str], str] = new_id) -> None:
+        """`make_id` makes the id of each item, of the prefix of its kind."""
+        self._make_id = make_id
         self.items: list[Json] = []  # those that are complete
         self._open: OpenText | OpenCall | None = None
 
@@ -56,7 +58,7 @@ class OutputBuilder:
     def start_call(self, call_id: str, name: str) -> list[Json]:
         """A call of a function begins."""
         events = self.close("completed")
-        call = OpenCall(new_id("fc"), call_id, name)
+        call = OpenCall(self._make_id("fc"), call_id, name)
         self._open = call
         item = function_call_item(call, "in_progress")
         return [*events, self._event("response.output_item.added", item=item)]
@@ -83,10 +85,10 @@ class OutputBuilder:
         """End the output, which has at least one message or call: an empty text is an empty message."""
         events: list[Json] = []
         if self._open is None and not any(item["type"] != "reasoning" for item in self.items):
-            events += self._start_text("output_text")
+            events += self.start_text("output_text")
         elif isinstance(self._open, OpenText) and self._open.kind == "reasoning_text":
             events += self.close(status)
-            events += self._start_text("output_text")
+            events += self.start_text("output_text")
         return events + self.close(status)
 
     def _text(self, kind: str, text: str, logprobs: Sequence[Json]) -> list[Json]:
@@ -95,7 +97,7 @@ class OutputBuilder:
         if not (isinstance(opened, OpenText) and opened.kind == kind):
             if not text and not logprobs:
                 return []
-            events = self.close("completed") + self._start_text(kind)
+            events = self.close("completed") + self.start_text(kind)
             opened = self._open
         assert isinstance(opened, OpenText)
         opened.texts.append(text)
@@ -105,8 +107,9 @@ class OutputBuilder:
             delta["logprobs"] = list(logprobs)
         return [*events, self._event(f"response.{kind}.delta", **delta)]
 
-    def _start_text(self, kind: str) -> list[Json]:
-        opened = OpenText(new_id("msg" if kind == "output_text" else "rs"), kind)
+    def start_text(self, kind: str) -> list[Json]:
+        """A message ("output_text") or thoughts ("reasoning_text") begin. No item is open."""
+        opened = OpenText(self._make_id("msg" if kind == "output_text" else "rs"), kind)
         self._open = opened
         item = text_item(opened, "in_progress") | {"content": []}
         part = {"type": kind, "text": ""} if kind == "reasoning_text" else output_text("")

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxctx.errors import InvalidArgument, NotFound
+from jaxctx.v1.lifetime_pb2 import Ttl
 from jaxctx_server.http.call import HttpCall
-from jaxctx_server.http.stored import StoredState, load_state
+from jaxctx_server.http.openai.responses.replay import is_deltas
+from jaxctx_server.http.stored import StoredState, load_state, ttl_of
 
 Json = dict[str, Any]
 RESPONSE_PREFIX, CONVERSATION_PREFIX = "resp_", "conv_"
@@ -72,28 +74,38 @@ class StoredConversation:
         return items[: len(items) - self.output_count]
 
 
-def state_document(resource: Json, conversation: Conversation, output_count: int = 0) -> Json:
-    """The document of a response or a conversation. `output_count`: how many of the last items are its output."""
-    return {"resource": resource, "output_count": output_count, **conversation.document()}
+def state_document(
+    resource: Json, conversation: Conversation, output_count: int = 0, deltas: Json | None = None
+) -> Json:
+    """The document of a response or a conversation. `output_count`: how many of the last items are its output;
+    `deltas`: how these came, of a response that was made in the background (`replay.py`).
+    """
+    return {"resource": resource, "output_count": output_count, **conversation.document(), **(deltas or {})}
+
+
+def conversation_ttl(call: HttpCall) -> Ttl:
+    """How long a conversation is kept from now on: every use of its tokens begins that again."""
+    return ttl_of(call.frontend.conversation_ttl_s, sliding=True)
 
 
 async def load_conversation(
-    call: HttpCall, name: str, field: str, prefix: str, *, include_tokens: bool = False
+    call: HttpCall, name: str, field: str, prefix: str, *, include_tokens: bool = False, patient: bool = False
 ) -> StoredConversation:
     """A stored response or conversation. `field` is the one that named it, `prefix` what its id begins with.
 
-    Raises NotFound, also for what is not the caller's. For a response whose time is over the error says so.
+    Raises NotFound, also for what is not the caller's; for a response whose time is over the error says so. Raises
+    ResourceExhausted (QUEUE_FULL) if it is large and the caller's large requests take too long, unless `patient`.
     """
     try:
         check_id(name, prefix, field)
-        state = await load_state(call, name, include_tokens=include_tokens)
+        state = await load_state(
+            call, name, include_tokens=include_tokens, is_wanted=is_state_document, patient=patient
+        )
     except NotFound as error:
         if has_expired(call, name):
             raise expired(name, field, call.frontend.response_ttl_s) from None
         raise not_found(name, field, error.reason) from None
     document = state.document
-    if not is_state_document(document):
-        raise not_found(name, field, "SNAPSHOT_NOT_FOUND")
     conversation = Conversation(instructions=document["instructions"], tools=document["tools"], items=document["items"])
     return StoredConversation(state, conversation)
 
@@ -109,6 +121,7 @@ def is_state_document(document: Json) -> bool:
         and all(isinstance(tool, str) for tool in tools)
         and isinstance(items, list)
         and all(isinstance(item, dict) and isinstance(item.get("id"), str) for item in items)
+        and is_deltas(document)
     )
 
 

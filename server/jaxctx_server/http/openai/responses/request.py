@@ -61,7 +61,6 @@ IGNORED_FIELDS = (
     "max_tool_calls",  # of tools that the server runs: there are none
 )
 UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
-    "background": (False,),
     "truncation": ("disabled",),
     "prompt": ({},),
     "context_management": ([],),
@@ -98,6 +97,7 @@ class ResponsesRequest:
     effort: str | None  # of thinking
     generates: bool  # False: only the prompt is computed, and kept
     store: bool
+    background: bool  # it is made while nobody waits for it
     stream: bool
     create: CreateContextRequest
     generate: GenerateRequest
@@ -138,6 +138,10 @@ def read_fields(fields: Json) -> ResponsesRequest:
     if previous is not None and conversation is not None:
         raise InvalidArgument.field("previous_response_id", "must not be set together with conversation")
     check_metadata(fields.get("metadata", {}))
+    store = parse_truth("store", fields.get("store", True))
+    background = parse_truth("background", fields.get("background", False))
+    if background and not store:
+        raise InvalidArgument.field("store", "must not be false with background: its state is where it is found")
     return ResponsesRequest(
         fields=fields,
         items=parse_input(fields.get("input")),
@@ -150,7 +154,8 @@ def read_fields(fields: Json) -> ResponsesRequest:
         tells_logprobs=tells_logprobs,
         effort=parse_effort(fields),
         generates=parse_truth("generate", fields.get("generate", True)),
-        store=parse_truth("store", fields.get("store", True)),
+        store=store,
+        background=background,
         stream=parse_truth("stream", fields.get("stream", False)),
         create=create,
         generate=generate,

@@ -53,6 +53,8 @@ class ResponseRun:
     finish: int = 0  # a FinishReason
     completed_at: int | None = None  # seconds since 1970
     error: JaxctxError | None = None  # why it failed
+    begun_version: int | None = None  # of its stored state, from when it began in the background; None: it did not
+    deltas: Json | None = None  # what is stored of them, of a response in the background
 
     @property
     def status(self) -> str:
@@ -115,7 +117,7 @@ class ResponseRun:
             "status": self.status,
             "error": None if self.error is None else error_json(self.error),
             "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
-            "background": False,
+            "background": request.background,
             "conversation": None if request.conversation_id is None else {"id": request.conversation_id},
             "instructions": self.conversation.instructions,
             "metadata": fields.get("metadata", {}),

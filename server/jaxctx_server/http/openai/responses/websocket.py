@@ -17,7 +17,7 @@ from jaxctx.errors import InvalidArgument, JaxctxError
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.errors import http_status, openai_error_body
 from jaxctx_server.http.openai.request import parse_object
-from jaxctx_server.http.openai.responses.create import response_events
+from jaxctx_server.http.openai.responses.making import response_events
 from jaxctx_server.http.openai.responses.request import ResponsesRequest, read_fields
 
 Json = dict[str, Any]
@@ -41,7 +41,10 @@ def parse_create_event(data: bytes) -> CreateEvent:
     stream_id = fields.pop("stream_id", None)
     if stream_id is not None and not (isinstance(stream_id, str) and 0 < len(stream_id) <= MAX_STREAM_ID):
         raise InvalidArgument.field("stream_id", f"must be a text of 1 to {MAX_STREAM_ID} characters")
-    return CreateEvent(read_fields(fields), {} if stream_id is None else {"stream_id": stream_id})
+    request = read_fields(fields)
+    if request.background:
+        raise InvalidArgument.field("background", "must not be true over WebSocket")
+    return CreateEvent(request, {} if stream_id is None else {"stream_id": stream_id})
 
 
 async def answer_create_event(call: HttpCall) -> AsyncGenerator[Json, None]:

@@ -170,7 +170,7 @@ class TestWhatIsRefused:
             ({"input": [{"role": "nobody", "content": "x"}]}, "input[0].role"),
             ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
             ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
-            ({"input": "x", "background": True}, "background"),
+            ({"input": "x", "background": "yes"}, "background"),
             ({"input": "x", "truncation": "auto"}, "truncation"),
             ({"input": "x", "tools": [{"type": "file_search"}]}, "tools[0].type"),
             ({"input": "x", "tool_choice": "sometimes"}, "tool_choice"),

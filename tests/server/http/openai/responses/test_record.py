@@ -93,6 +93,24 @@ async def test_a_response_expires_and_the_error_says_so(
     await no_context_left(client)
 
 
+async def test_a_conversation_is_kept_from_its_last_use(backend: Backend, clock: Clock) -> None:
+    app = make_app(backend, conversation_ttl_s=TTL_S, wall_time=clock.wall)
+    server = HttpServer(app, bind_tcp("127.0.0.1", 0))
+    await server.start()
+    async with openai_client(HttpClient(server.port)) as api:
+        used, unused = [await api.conversations.create() for _ in range(2)]
+        for text in ("One", "Two"):
+            clock.offset += TTL_S * 0.6
+            await api.responses.create(input=text, conversation=used.id, **GREEDY)
+        assert len((await api.conversations.items.list(used.id)).data) == 4
+        with pytest.raises(openai.NotFoundError):
+            await api.conversations.retrieve(unused.id)
+        clock.offset += TTL_S + 1
+        with pytest.raises(openai.NotFoundError):
+            await api.conversations.retrieve(used.id)
+    await server.close()
+
+
 class TestQuotas:
     @pytest.fixture
     def engine_config(self) -> EngineConfig:

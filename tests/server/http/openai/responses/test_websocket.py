@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,9 +18,13 @@ from jaxctx_server.auth import Key
 from jaxctx_server.http import websocket
 from jaxctx_server.http.app import HttpAccess
 from jaxctx_server.http.openai.responses.websocket import parse_create_event
+from jaxctx_server.key_store import KeyStore
 from jaxctx_server.services import Backend
+from tests.server.harness import eventually
 from tests.server.http.client import HttpClient, http_server
 from tests.server.http.openai.harness import no_context_left, openai_client
+from tests.server.http.scripted import scripted_server
+from tests.server.key_files import key_line, replace_file
 
 ASKED: dict[str, Any] = {"model": "echo", "temperature": 0, "max_output_tokens": 4, "ignore_eos": True}
 LONG = ASKED | {"input": "x", "max_output_tokens": 1000}
@@ -88,6 +94,7 @@ async def test_errors_are_events_and_the_connection_goes_on(web: HttpClient, cli
             ({"input": "x", "temperature": 1000}, "INVALID_FIELD", "temperature"),
             ({"input": "x", "previous_response_id": "resp_none"}, "SNAPSHOT_NOT_FOUND", "previous_response_id"),
             ({"input": "x", "stream_id": 5}, "INVALID_FIELD", "stream_id"),
+            ({"input": "x", "background": True}, "INVALID_FIELD", "background"),
             ({"type": "response.steer"}, "INVALID_FIELD", "type"),
         ):
             (event,) = await ask(connection, **{**ASKED, **fields})
@@ -227,6 +234,74 @@ class TestKeys:
             async with opened(web, additional_headers={"authorization": f"Bearer {key}"}) as connection:
                 events = await ask(connection, **ASKED, input="Two", previous_response_id=response.id)
                 assert events[-1]["type"] == last
+
+
+class TestRevokedKeys:
+    @pytest.fixture
+    def keys_file(self, tmp_path: Path) -> Path:
+        path = tmp_path / "keys"
+        path.write_text(key_line("alice") + key_line("bob"))
+        return path
+
+    @pytest.fixture
+    def keys(self, keys_file: Path) -> Any:
+        return KeyStore(None, keys_file)
+
+    @pytest.mark.parametrize("is_answering", [False, True])
+    async def test_it_ends_the_sockets_of_that_key(
+        self, web: HttpClient, keys: KeyStore, keys_file: Path, is_answering: bool
+    ) -> None:
+        alice, bob = ({"authorization": f"Bearer {name}-key"} for name in ("alice", "bob"))
+        async with opened(web, additional_headers=alice) as revoked, opened(web, additional_headers=bob) as other:
+            if is_answering:
+                await revoked.send(json.dumps({"type": "response.create", **LONG}))
+                await revoked.recv()
+            else:
+                await ask(revoked, **ASKED, input="x")
+            replace_file(keys_file, key_line("bob"))
+            await keys.reload()
+            last: Any = None
+            with pytest.raises(ConnectionClosed) as raised:
+                async with asyncio.timeout(60):
+                    while True:
+                        last = json.loads(await revoked.recv())
+            assert raised.value.rcvd is not None
+            assert raised.value.rcvd.code == websocket.REFUSED
+            if is_answering:
+                assert (last["type"], last["error"]["code"]) == ("error", "UNAUTHENTICATED")
+            assert (await ask(other, **ASKED, input="x"))[-1]["type"] == "response.incomplete"
+
+
+class CountedPieces(list[str]):
+    """The pieces of an output, which notes how many of them were made."""
+
+    made = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in super().__iter__():
+            self.made += 1
+            yield piece
+
+
+async def test_a_slow_reader_holds_up_its_own_answer_only() -> None:
+    """What waits for it is bounded by the buffers of its connection; others are answered."""
+    async with scripted_server() as scripted:
+        pieces = CountedPieces(["x" * 50_000] * 2000)
+        scripted.engine.script = pieces
+        async with opened(scripted.web, max_size=None, max_queue=1) as slow:
+            await slow.send(json.dumps({"type": "response.create", "input": "x", "store": False}))
+            before = -1
+            while before != pieces.made:  # until the buffers are full
+                before = pieces.made
+                await asyncio.sleep(0.2)
+            assert 0 < pieces.made < 1000
+            scripted.engine.script = ["a", "b"]
+            async with opened(scripted.web) as other:
+                assert (await ask(other, input="x"))[-1]["type"] == "response.completed"
+            assert pieces.made == before
+            assert (await scripted.web("GET", "/health")).status == 200
+            slow.transport.abort()
+        await eventually(lambda: not scripted.engine.contexts)
 
 
 def test_what_a_message_says() -> None:
