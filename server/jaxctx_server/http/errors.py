@@ -67,7 +67,7 @@ class ErrorForm:
     """The form that errors have in one API."""
 
     body: Callable[[JaxctxError], dict[str, Any]]  # what the JSON of an error holds
-    event: Callable[[JaxctxError], str]  # an error as the last server-sent event of a stream
+    event: Callable[[JaxctxError, int], str]  # an error as the last server-sent event of a stream, behind so many
     request_id_headers: tuple[str, ...] = ("x-request-id",)
 
     def response(self, error: JaxctxError) -> Response:
@@ -99,7 +99,7 @@ def openai_error_body(error: JaxctxError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error_type(error), "code": code, "param": field}}
 
 
-def openai_error_event(error: JaxctxError) -> str:
+def openai_error_event(error: JaxctxError, _events_before: int) -> str:
     """An error as the last event of a stream of the OpenAI API."""
     return f"data: {json_text(openai_error_body(error))}\n\n"
 

@@ -15,6 +15,7 @@ from jaxctx_server.http.openai.responses.conversations import (
     update_conversation,
 )
 from jaxctx_server.http.openai.responses.create import create_response
+from jaxctx_server.http.openai.responses.errors import RESPONSES_ERRORS
 from jaxctx_server.http.openai.responses.routes import (
     cancel_response,
     count_input_tokens,
@@ -37,7 +38,14 @@ def response_routes() -> list[BaseRoute]:
     """All paths of responses and conversations."""
     return [
         websocket_route("/v1/responses", answer_create_event, error_event, method=GENERATE),
-        api_route("/v1/responses", create_response, ["POST"], method=GENERATE, headers=CONTEXT_CACHE_HEADERS),
+        api_route(
+            "/v1/responses",
+            create_response,
+            ["POST"],
+            method=GENERATE,
+            errors=RESPONSES_ERRORS,
+            headers=CONTEXT_CACHE_HEADERS,
+        ),
         api_route("/v1/responses/input_tokens", count_input_tokens, ["POST"], method=APPLY_CHAT_TEMPLATE),
         api_route(RESPONSE, get_response, method=GET_SNAPSHOT),
         api_route(RESPONSE, delete_response, ["DELETE"], method=DELETE_SNAPSHOT),
