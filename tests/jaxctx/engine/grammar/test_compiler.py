@@ -301,7 +301,7 @@ async def test_trials_of_others_hold_up_no_format_that_is_known(
     known = OutputFormat(choices=["a"])
     grammar = await echo.compile("mine", known)
     gate = threading.Event()
-    monkeypatch.setattr(echo._trials, "try_grammar", lambda _: "" if gate.wait(60) else "")
+    monkeypatch.setattr(echo._trials, "try_grammar", lambda _: gate.wait(60) and "")
     slow = [asyncio.create_task(echo.compile(f"other {n}", OutputFormat(choices=["b"]))) for n in range(4)]
     await asyncio.sleep(0.01)
     try:
