@@ -9,7 +9,7 @@ another tenant used a format cannot be seen in how long it takes.
 
 import asyncio
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -33,7 +33,7 @@ from jaxctx.types import GenerateRequest, OutputFormat
 
 THREADS = 2
 MAX_WAITING = 64  # formats of one tenant
-MAX_KEPT = 64  # compiled grammars
+MAX_KEPT = 64  # compiled grammars, of all tenants
 # What a grammar may take; llguidance's own defaults, but for the memory of a lexer, some 2 kB a state.
 LIMITS: Mapping[str, Any] = {
     "max_items_in_row": 2000,
@@ -188,8 +188,13 @@ class GrammarCompiler:
         with self._lock:
             self._kept[key] = grammar
             if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+                self._drop_one()
         return grammar
+
+    def _drop_one(self) -> None:
+        """Drop the format that was not used for longest, of the tenant that has most: others keep theirs."""
+        ((tenant, _),) = Counter(key.tenant for key in self._kept).most_common(1)
+        del self._kept[next(key for key in self._kept if key.tenant == tenant)]
 
     def _prepare(self, grammar: Grammar, request: GenerateRequest, resumed: Sequence[int]) -> list[PreparedMatcher]:
         eos_ids, nothing = self._text.eos_ids, np.zeros(self._words, np.int32)

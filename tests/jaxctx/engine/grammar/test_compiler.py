@@ -210,6 +210,18 @@ async def test_only_so_many_formats_are_kept(echo: GrammarCompiler, monkeypatch:
     assert await echo.compile("", b) is not kept_b
 
 
+async def test_a_tenant_with_many_formats_takes_no_place_of_others(
+    echo: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_module, "MAX_KEPT", 3)
+    mine = OutputFormat(choices=["mine"])
+    kept = await echo.compile("me", mine)
+    for each in "abcde":
+        await echo.compile("other", OutputFormat(choices=[each]))
+    assert await echo.compile("me", mine) is kept
+    assert [key.choices for key in echo._kept] == [("d",), ("e",), ("mine",)]
+
+
 async def test_outputs_of_one_request_go_their_own_ways(echo: GrammarCompiler) -> None:
     first, second, third = await prepared(echo, OutputFormat(choices=["xb", "yb", "zq"]), n=3)
     first.matcher.take(ord("x"))

@@ -6,9 +6,11 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import llguidance
 import pytest
@@ -98,6 +100,13 @@ def test_closing_ends_a_trial_at_once(trials: GrammarTrials) -> None:
     assert [error.reason for error in errors] == ["NOT_SERVING"]  # and not that the grammar is wrong
     with pytest.raises(Unavailable):
         trials.try_grammar(GOOD)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_a_process_is_the_first_to_go_when_memory_runs_out(trials: GrammarTrials) -> None:
+    trials.warm_up()
+    (pid,) = pids(trials)
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
 
 
 def test_a_process_that_cannot_be_started(trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch) -> None:
