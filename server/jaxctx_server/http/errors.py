@@ -32,7 +32,11 @@ HTTP_STATUS = {  # by the name of the gRPC status; 500 for all others
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-STATUS_OF_REASON = {"MODEL_MISMATCH": 409, "WRONG_ROLE": 404}  # where the reason says more than the gRPC status
+STATUS_OF_REASON = {  # where the reason says more than the gRPC status
+    "MODEL_MISMATCH": 409,
+    "WRONG_ROLE": 404,
+    "NEVER_FITS": 400,  # clients try again by themselves what has the status 429
+}
 TYPE_OF_STATUS = {  # names that clients of both APIs know
     400: "invalid_request_error",
     401: "authentication_error",
