@@ -38,7 +38,8 @@ from jaxctx.types import (
 from jaxctx_kernels import KernelChoice
 
 STATS_TIMEOUT_S = 1.0  # after which `stats` answers with what it knew last
-RETRY_S = 0.01  # how often a waiting reserve_pages asks again, and a drain looks
+RETRY_S = 0.01  # how often a waiting reserve_pages or fork asks again, and a drain looks
+FORK_WAIT_S = 10.0  # for pages of forks
 ANSWER_S = 0.05  # before a deadline, for the answer
 
 
@@ -218,12 +219,32 @@ class LocalEngine(Engine):
             if grammar is not None or has_token_rules(request):
                 resumed = generation.resumed_tokens
                 generation.prepared = await self.grammars.prepare(caller.tenant, grammar, request, resumed)
-            await self.loop.call(generation.start)
+            await self._start(caller, generation)
             async for piece in generation.stream.pieces():
                 yield piece
         except BaseException:
             self.loop.post_if_running(generation.abandon)
             raise
+
+    async def _start(self, caller: Caller, generation: "_Generation") -> None:
+        """Begin the outputs.
+
+        Forks need a page each at once, for the part of a page that their prompt ends with. Where other requests run,
+        which free pages when they end, this asks again, for up to FORK_WAIT_S.
+        """
+        give_up_at = self._deps.clock() + FORK_WAIT_S
+        if caller.deadline is not None:
+            give_up_at = min(give_up_at, caller.deadline - ANSWER_S)
+        while True:
+            others_run = generation.needs_forks and await self.loop.call(self.core.has_requests)
+            try:
+                await self.loop.call(generation.start)
+                return
+            except ResourceExhausted as error:
+                may_wait = others_run and generation.needs_forks and self._deps.clock() < give_up_at
+                if error.reason != "OUT_OF_PAGES" or not may_wait:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     def _token_ids(self, tokens: Sequence[int]) -> np.ndarray:
         """As int32. Raises InvalidArgument for an id beyond the vocabulary: JAX would take it for another token."""
@@ -322,6 +343,11 @@ class _Generation:
         self._resumed: OutputText | None = None
         self._forks: Sequence[Context] = ()
         self._running: list[Request] = []
+
+    @property
+    def needs_forks(self) -> bool:
+        """Whether the outputs need forks that are not made yet."""
+        return self._request.n > 1 and not self._forks
 
     @property
     def resumed_tokens(self) -> Sequence[int]:

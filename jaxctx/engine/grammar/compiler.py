@@ -9,12 +9,14 @@ another tenant used a format cannot be seen in how long it takes.
 
 import asyncio
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 
 import llguidance
@@ -25,14 +27,14 @@ from jaxctx.engine.grammar.matcher import EndRules, OutputMatcher, brief
 from jaxctx.engine.grammar.tenant_threads import TenantThreads
 from jaxctx.engine.grammar.token_rules import make_token_rules, token_bits
 from jaxctx.engine.grammar.trial import GrammarTrials
-from jaxctx.errors import FailedPrecondition, InvalidArgument, Unavailable
+from jaxctx.errors import FailedPrecondition, InvalidArgument, JaxctxError, Unavailable
 from jaxctx.model.sampling import allowed_words
 from jaxctx.model.text import ModelText
 from jaxctx.types import GenerateRequest, OutputFormat
 
 THREADS = 2
 MAX_WAITING = 64  # formats of one tenant
-MAX_KEPT = 64  # compiled grammars
+MAX_KEPT = 64  # compiled grammars, of all tenants
 # What a grammar may take; llguidance's own defaults, but for the memory of a lexer, some 2 kB a state.
 LIMITS: Mapping[str, Any] = {
     "max_items_in_row": 2000,
@@ -66,6 +68,26 @@ class PreparedMatcher:
 
 
 @dataclass(frozen=True, slots=True)
+class _FormatKey:
+    """A format of a tenant's."""
+
+    tenant: str
+    json_object: bool | None
+    json_schema: str | None
+    regex: str | None
+    grammar: str | None
+    choices: tuple[str, ...] | None
+
+
+@dataclass(slots=True)
+class _Compilation:
+    """A format that is compiled, or waits for it, once for all who want it."""
+
+    future: Future[Grammar]
+    wanted_by: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Source:
     """The grammar of a format as llguidance reads it, and the field of the request that it is from."""
 
@@ -82,20 +104,43 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._words = allowed_words(vocab_size)
         self._threads = TenantThreads(THREADS, "jaxctx-grammar", MAX_WAITING)
+        self._matcher_threads = TenantThreads(THREADS, "jaxctx-matcher")  # which no trial of a format holds up
         self._trials = GrammarTrials(self._trial_setup)
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._tokenizer_lock = Lock()
-        self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()  # by tenant and grammar, oldest use first
-        self._kept_lock = Lock()
+        self._kept: OrderedDict[_FormatKey, Grammar] = OrderedDict()  # oldest use first
+        self._compiling: dict[_FormatKey, _Compilation] = {}
+        self._lock = RLock()  # of both; a future that is cancelled calls back at once
 
     async def compile(self, tenant: str, output_format: OutputFormat) -> Grammar:
-        """The grammar of a format, on the caller's event loop.
+        """The grammar of a format, on the caller's event loop. One that is known is there at once; one that many ask
+        for at the same time is compiled once.
 
         Raises InvalidArgument, naming the field, if it is wrong or takes too much to prepare; FailedPrecondition
-        (NO_OUTPUT_FORMAT) if the tokenizer does not allow formats; ResourceExhausted (QUEUE_FULL) if many of the
-        tenant wait.
+        (NO_OUTPUT_FORMAT) if the tokenizer does not allow formats; ResourceExhausted (QUEUE_FULL) if many other ones
+        of the tenant wait; Unavailable (NOT_SERVING) if the server stops.
         """
-        return await asyncio.wrap_future(self._threads.submit(tenant, partial(self._compile, tenant, output_format)))
+        key = _format_key(tenant, output_format)
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+                return kept
+            compilation = self._compiling.get(key)
+            if compilation is None:
+                compilation = self._begin(key, output_format)
+            compilation.wanted_by += 1
+        ended = asyncio.wrap_future(compilation.future)
+        ended.add_done_callback(_see_error)
+        try:
+            return await asyncio.shield(ended)
+        except JaxctxError as error:
+            raise copy(error) from error  # others may have the same one, and each names its fields in its own way
+        finally:
+            with self._lock:
+                compilation.wanted_by -= 1
+                if compilation.wanted_by == 0:
+                    compilation.future.cancel()  # if it still waits for a thread: nobody wants it any more
 
     async def prepare(
         self, tenant: str, grammar: Grammar | None, request: GenerateRequest, resumed: Sequence[int]
@@ -106,7 +151,7 @@ class GrammarCompiler:
         InvalidArgument if the rules leave no token that an output could begin with.
         """
         return await asyncio.wrap_future(
-            self._threads.submit(tenant, partial(self._prepare, grammar, request, resumed))
+            self._matcher_threads.submit(tenant, partial(self._prepare, grammar, request, resumed))
         )
 
     def warm_up(self) -> None:
@@ -119,28 +164,42 @@ class GrammarCompiler:
             self._trials.warm_up()
 
     def close(self) -> None:
-        """End the processes. What waits is cancelled."""
+        """End the processes. What waits ends with Unavailable (NOT_SERVING)."""
         self._threads.close()
+        self._matcher_threads.close()
         self._trials.close()
 
-    def _compile(self, tenant: str, output_format: OutputFormat) -> Grammar:
+    def _begin(self, key: _FormatKey, output_format: OutputFormat) -> _Compilation:
+        """Begin to compile a format that is not known. Raises ResourceExhausted (QUEUE_FULL), Unavailable."""
+        future = self._threads.submit(key.tenant, partial(self._compile, key, output_format))
+        compilation = self._compiling[key] = _Compilation(future)
+
+        def ended(_: Future[Grammar]) -> None:  # on any thread
+            with self._lock:
+                if self._compiling.get(key) is compilation:
+                    del self._compiling[key]
+
+        future.add_done_callback(ended)
+        return compilation
+
+    def _compile(self, key: _FormatKey, output_format: OutputFormat) -> Grammar:
         source = _source(output_format)
-        key = tenant, source.grammar
-        with self._kept_lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
         tokenizer = self._read_tokenizer()
         error = self._trials.try_grammar(source.grammar)
         if error:
             raise InvalidArgument.field(source.field, brief(error))
         limits = llguidance.LLParserLimits(**LIMITS)
         grammar = Grammar(llguidance.LLMatcher(tokenizer, source.grammar, log_level=0, limits=limits))
-        with self._kept_lock:
+        with self._lock:
             self._kept[key] = grammar
             if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+                self._drop_one()
         return grammar
+
+    def _drop_one(self) -> None:
+        """Drop the format that was not used for longest, of the tenant that has most: others keep theirs."""
+        ((tenant, _),) = Counter(key.tenant for key in self._kept).most_common(1)
+        del self._kept[next(key for key in self._kept if key.tenant == tenant)]
 
     def _prepare(
         self, grammar: Grammar | None, request: GenerateRequest, resumed: Sequence[int]
@@ -189,6 +248,24 @@ def _make_tokenizer(text: ModelText) -> llguidance.LLTokenizer:
     except Exception as error:
         message = f"output_format: the model's tokenizer cannot be used with grammars: {brief(str(error))}"
         raise FailedPrecondition(message, reason="NO_OUTPUT_FORMAT") from error
+
+
+def _see_error(ended: asyncio.Future[Grammar]) -> None:
+    """Mark an error as seen, for who waited for it may have left."""
+    if not ended.cancelled():
+        ended.exception()
+
+
+def _format_key(tenant: str, output_format: OutputFormat) -> _FormatKey:
+    """The key under which a format of a tenant's is kept."""
+    return _FormatKey(
+        tenant=tenant,
+        json_object=output_format.json_object,
+        json_schema=output_format.json_schema,
+        regex=output_format.regex,
+        grammar=output_format.grammar,
+        choices=None if output_format.choices is None else tuple(output_format.choices),
+    )
 
 
 def _source(output_format: OutputFormat) -> _Source:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from jaxctx.engine.grammar.tenant_threads import stopping_error
 from jaxctx.errors import Unavailable
 
 SCRIPT = Path(__file__).with_name("trial_process.py")
@@ -34,12 +35,14 @@ class GrammarTrials:
     def try_grammar(self, grammar: str) -> str:
         """What is wrong with a grammar of llguidance, empty if nothing. Blocks, for TIMEOUT_S at most.
 
-        Raises Unavailable if no process can be started.
+        Raises Unavailable if no process can be started, or if the trials are closed meanwhile.
         """
         process = self._take()
         reply = process.ask({"grammar": grammar}, self._timeout_s)
         if reply is None:
             self._end(process)
+            if self._closed:
+                raise stopping_error()
             return TOO_MUCH
         self._idle.put(process)
         return str(reply["error"])
@@ -62,12 +65,16 @@ class GrammarTrials:
                 if process.is_alive():
                     return process
                 self._end(process)
-        process = _Process()
+        message = "the process that reads output formats could not be started"
+        failed = Unavailable(message, reason="NOT_SERVING", retry_after_s=1.0)
+        try:
+            process = _Process()
+        except OSError as error:  # there are too many processes or files, or too little memory
+            raise failed from error
         self._all.add(process)
         if self._closed or process.ask(self._setup(), START_TIMEOUT_S) is None:
             self._end(process)
-            message = "the process that reads output formats could not be started"
-            raise Unavailable(message, reason="NOT_SERVING", retry_after_s=1.0)
+            raise failed
         return process
 
     def _end(self, process: "_Process") -> None:

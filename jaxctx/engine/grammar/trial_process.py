@@ -14,6 +14,8 @@ import json
 import resource
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import llguidance
@@ -27,6 +29,8 @@ def main() -> None:
     """Answer messages until there are no more."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # elsewhere than on Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, this process is ended first
     setup = json.loads(sys.stdin.readline())
     tokenizer = llguidance.LLTokenizer(setup["tokenizer"], eos_token=setup["eos_ids"])
     limits = llguidance.LLParserLimits(**setup["limits"])

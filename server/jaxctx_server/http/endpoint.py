@@ -83,6 +83,7 @@ class ResponseSender:
     errors: ErrorForm
     has_begun: bool = False
     is_event_stream: bool = False
+    events_sent: int = 0
     has_ended: bool = False
 
     async def __call__(self, message: Message) -> None:
@@ -95,7 +96,9 @@ class ResponseSender:
             )
             headers += [(name.encode(), self.call.request_id.encode()) for name in self.errors.request_id_headers]
             message = {**message, "headers": headers}
-        elif not message.get("more_body", False):
+        elif message.get("more_body", False):
+            self.events_sent += self.is_event_stream
+        else:
             self.has_ended = True
         await self.send(message)
 
@@ -107,7 +110,7 @@ class ResponseSender:
             response = self.errors.response(error)
             await response(scope, receive, self)
             return
-        last_event = self.errors.event(error).encode() if self.is_event_stream else b""
+        last_event = self.errors.event(error, self.events_sent).encode() if self.is_event_stream else b""
         await self({"type": "http.response.body", "body": last_event})
 
 

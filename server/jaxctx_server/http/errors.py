@@ -32,7 +32,11 @@ HTTP_STATUS = {  # by the name of the gRPC status; 500 for all others
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-STATUS_OF_REASON = {"MODEL_MISMATCH": 409, "WRONG_ROLE": 404}  # where the reason says more than the gRPC status
+STATUS_OF_REASON = {  # where the reason says more than the gRPC status
+    "MODEL_MISMATCH": 409,
+    "WRONG_ROLE": 404,
+    "NEVER_FITS": 400,  # clients try again by themselves what has the status 429
+}
 TYPE_OF_STATUS = {  # names that clients of both APIs know
     400: "invalid_request_error",
     401: "authentication_error",
@@ -67,7 +71,7 @@ class ErrorForm:
     """The form that errors have in one API."""
 
     body: Callable[[JaxctxError], dict[str, Any]]  # what the JSON of an error holds
-    event: Callable[[JaxctxError], str]  # an error as the last server-sent event of a stream
+    event: Callable[[JaxctxError, int], str]  # an error as the last server-sent event of a stream, behind so many
     request_id_headers: tuple[str, ...] = ("x-request-id",)
 
     def response(self, error: JaxctxError) -> Response:
@@ -99,7 +103,7 @@ def openai_error_body(error: JaxctxError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error_type(error), "code": code, "param": field}}
 
 
-def openai_error_event(error: JaxctxError) -> str:
+def openai_error_event(error: JaxctxError, _events_before: int) -> str:
     """An error as the last event of a stream of the OpenAI API."""
     return f"data: {json_text(openai_error_body(error))}\n\n"
 

@@ -34,7 +34,7 @@ from jaxctx.v1.context_service_pb2 import (
 from jaxctx.v1.forward_pb2 import ForwardOutputParams
 from jaxctx.v1.generation_pb2 import TokenLogprob
 from jaxctx.v1.lifetime_pb2 import Ttl
-from jaxctx.v1.snapshot_service_pb2 import OpenRequest
+from jaxctx.v1.snapshot_service_pb2 import OpenRequest, OpenResponse
 from jaxctx_server.http.call import HttpCall
 
 SCORED_AT_ONCE = 256  # tokens of a prompt: as many as Forward tells about
@@ -200,12 +200,22 @@ async def begin(call: HttpCall, generation: Generation) -> None:
                 priority=generation.create.priority,
             )
             opened = await call.unary(call.services.snapshots.open, opening)
-            generation.usage.computed_tokens += opened.computed
+            generation.usage.computed_tokens += computed_of_prompt(opened, generation.rewind_to)
             generation.usage.reopened_tokens += opened.computed
             generation.usage.restored_tokens += opened.restored
             context = opened.context
     generation.model_id = context.model_id
     generation.usage.page_size = context.page_size
+
+
+def computed_of_prompt(opened: OpenResponse, rewind_to: int | None) -> int:
+    """Tokens of a prompt that were computed when a snapshot was opened: of the snapshot the last ones were, and of that
+    the prompt has `rewind_to` tokens (None: all).
+    """
+    if rewind_to is None:
+        return opened.computed
+    found = opened.context.seq_len - opened.computed
+    return max(min(rewind_to, opened.context.seq_len) - found, 0)
 
 
 async def score(call: HttpCall, generation: Generation, scoring: PromptScoring, request: FillRequest) -> None:

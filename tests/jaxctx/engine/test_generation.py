@@ -1,16 +1,18 @@
 """Fill and generate on the echo model, against its plain-Python oracle."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
+from jaxctx.engine import engine as engine_module
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
-from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
-from jaxctx.types import CreateContextRequest, FinishReason, GenerateRequest, SamplingParams
+from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
+from jaxctx.types import CreateContextRequest, FinishReason, GeneratePiece, GenerateRequest, SamplingParams
 from tests.echo import EOS_ID, echo_next
-from tests.engines import context_info, tokens_of
+from tests.engines import SMALL, MakeEngine, context_info, tokens_of
 from tests.jaxctx.engine.echo_generation import GREEDY, ME, PROMPTS, collect, fresh, greedy, oracle
 
 
@@ -208,3 +210,63 @@ async def test_errors_change_nothing(engine: LocalEngine) -> None:
 async def test_no_compilation_after_ready(engine: LocalEngine) -> None:
     await asyncio.gather(*[greedy(engine, await fresh(engine, PROMPTS[n]), n % 7 + 1) for n in PROMPTS])
     assert (await engine.stats()).compilations_after_ready == 0
+
+
+class TestForksWithoutPages:
+    """Several outputs of a prompt while another request has the pages that their forks need."""
+
+    @pytest.fixture
+    def engine(self, make_engine: MakeEngine) -> LocalEngine:
+        return make_engine(replace(SMALL, pages=20))
+
+    @pytest.fixture
+    async def running(self, engine: LocalEngine) -> AsyncIterator[AsyncIterator[GeneratePiece]]:
+        """An output that nobody reads further: it keeps the pages that it was promised."""
+        context_id = await fresh(engine, PROMPTS[1])
+        request = GenerateRequest(context_id=context_id, max_tokens=17 * 16, sampling=GREEDY, ignore_eos=True)
+        pieces = engine.generate(ME, request)
+        await anext(pieces)
+        yield pieces
+        await pieces.aclose()  # type: ignore[attr-defined]
+
+    @staticmethod
+    async def of_three(engine: LocalEngine) -> GenerateRequest:
+        context_id = await fresh(engine, PROMPTS[17])
+        return GenerateRequest(context_id=context_id, max_tokens=20, sampling=GREEDY, n=3)
+
+    async def test_they_wait_for_them(self, engine: LocalEngine, running: AsyncIterator[GeneratePiece]) -> None:
+        waiting = asyncio.create_task(collect(engine, await self.of_three(engine)))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await running.aclose()  # type: ignore[attr-defined]
+        pieces = await waiting
+        for index in range(3):
+            tokens = [token for piece in pieces if piece.index == index for token in piece.token_ids]
+            assert tokens == oracle(PROMPTS[17], 20)
+
+    async def test_who_leaves_meanwhile_leaves_nothing(
+        self, engine: LocalEngine, running: AsyncIterator[GeneratePiece]
+    ) -> None:
+        waiting = asyncio.create_task(collect(engine, await self.of_three(engine)))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        stats = await engine.stats()
+        assert (stats.running, stats.waiting, stats.contexts) == (1, 0, 2)
+
+    async def test_not_for_ever(
+        self, engine: LocalEngine, running: AsyncIterator[GeneratePiece], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine_module, "FORK_WAIT_S", 0.05)
+        with pytest.raises(ResourceExhausted) as refused:
+            await collect(engine, await self.of_three(engine))
+        assert refused.value.reason == "OUT_OF_PAGES"
+
+    async def test_not_if_no_request_would_free_them(self, engine: LocalEngine) -> None:
+        for caller, pages in ((ME, 10), (Caller("other"), 8)):  # a tenant may pin half of the pool
+            pinned = await engine.create(caller, CreateContextRequest(pinned=True))
+            await engine.fill(caller, pinned.context_id, [5] * 16 * pages)
+        with pytest.raises(ResourceExhausted) as refused:
+            await collect(engine, await self.of_three(engine))
+        assert refused.value.reason == "OUT_OF_PAGES"

@@ -39,7 +39,7 @@ def test_an_error_names_its_field() -> None:
     error = errors.InvalidArgument.field("n", "must be 1..128")
     body = {"error": {"message": "n: must be 1..128", "type": "invalid_request_error", "code": "INVALID_FIELD"}}
     assert OPENAI_ERRORS.body(error) == {"error": {**body["error"], "param": "n"}}
-    assert OPENAI_ERRORS.event(error) == f"data: {json_text(OPENAI_ERRORS.body(error))}\n\n"
+    assert OPENAI_ERRORS.event(error, 3) == f"data: {json_text(OPENAI_ERRORS.body(error))}\n\n"
 
 
 def test_json_of_a_text_that_utf_8_has_not() -> None:

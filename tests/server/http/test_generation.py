@@ -90,6 +90,31 @@ async def test_a_snapshot(call: HttpCall, client: jaxctx.aio.Client) -> None:
     await no_context_left(client)
 
 
+@pytest.mark.parametrize(("found", "cached"), [(48, 32), (32, 32), (16, 16), (0, 0)])
+async def test_a_part_of_a_snapshot_whose_end_was_computed_again(
+    call: HttpCall, client: jaxctx.aio.Client, monkeypatch: pytest.MonkeyPatch, found: int, cached: int
+) -> None:
+    """What was computed behind the part that is used costs none of the prompt."""
+    async with await client.create(PROMPT) as parent:
+        await call.unary(
+            call.services.snapshots.save, snapshot_service_pb2.SaveRequest(context_id=parent.id, name="kept")
+        )
+    open_snapshot = call.services.snapshots.open
+
+    async def opened(*arguments: Any) -> Any:
+        response = await open_snapshot(*arguments)
+        response.computed = response.context.seq_len - found
+        return response
+
+    monkeypatch.setattr(call.services.snapshots, "open", opened)
+    generation = generation_of(" And then", source=OpenedFrom("kept"), rewind_to=32)
+    await texts(call, generation)
+    usage = generation.usage
+    assert (usage.cached_tokens, usage.computed_tokens) == (cached, usage.prompt_tokens - cached)
+    assert usage.reopened_tokens > 64  # what it did cost
+    await no_context_left(client)
+
+
 async def test_only_filling_computes_the_prompt(call: HttpCall, client: jaxctx.aio.Client) -> None:
     generation = generation_of()
     generation.generate = None

@@ -30,7 +30,7 @@ def error_body(error: JaxctxError) -> dict[str, Any]:
     return {"type": "error", "error": fields}
 
 
-def error_event(error: JaxctxError) -> str:
+def error_event(error: JaxctxError, _events_before: int) -> str:
     """An error as the last event of a stream."""
     return typed_event("error", error_body(error))
 

@@ -1,7 +1,7 @@
 """Log probabilities of tokens, in the forms of the two APIs.
 
 Their tokens are named by their texts; one that is only a part of a character is named by its bytes, as
-`bytes:\\xe2\\x82` in completions and `\\xe2\\x82` in chat. What is not a number in JSON, minus infinity, is -9999.
+`bytes:\\xe2\\x82` in completions and `\\xe2\\x82` in chat. What is no number in JSON, as minus infinity, is -9999.
 """
 
 import codecs
@@ -19,8 +19,8 @@ Json = dict[str, Any]
 
 
 def finite(logprob: float) -> float:
-    """A log probability that JSON can hold."""
-    return max(logprob, LEAST)
+    """A log probability that JSON can hold; what is not a number is as unlikely as can be."""
+    return logprob if logprob > LEAST else LEAST
 
 
 class CompletionLogprobs:

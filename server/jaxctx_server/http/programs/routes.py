@@ -20,7 +20,7 @@ from jaxctx_server.http.messages import message_fields, message_from_body, messa
 VARIABLES_PER_PAGE = 1000
 
 
-def error_event(error: JaxctxError) -> str:
+def error_event(error: JaxctxError, _events_before: int) -> str:
     """An error as the last event of a stream, with a type of its own."""
     return typed_event("error", openai_error_body(error))
 

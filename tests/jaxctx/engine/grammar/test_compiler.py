@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from jaxctx.engine.grammar import compiler as compiler_module
 from jaxctx.engine.grammar.compiler import GrammarCompiler, PreparedMatcher
-from jaxctx.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from jaxctx.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.types import GenerateRequest, OutputFormat
@@ -209,6 +210,18 @@ async def test_only_so_many_formats_are_kept(echo: GrammarCompiler, monkeypatch:
     assert await echo.compile("", b) is not kept_b
 
 
+async def test_a_tenant_with_many_formats_takes_no_place_of_others(
+    echo: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_module, "MAX_KEPT", 3)
+    mine = OutputFormat(choices=["mine"])
+    kept = await echo.compile("me", mine)
+    for each in "abcde":
+        await echo.compile("other", OutputFormat(choices=[each]))
+    assert await echo.compile("me", mine) is kept
+    assert [key.choices for key in echo._kept] == [("d",), ("e",), ("mine",)]
+
+
 async def test_outputs_of_one_request_go_their_own_ways(echo: GrammarCompiler) -> None:
     first, second, third = await prepared(echo, OutputFormat(choices=["xb", "yb", "zq"]), n=3)
     first.matcher.take(ord("x"))
@@ -244,6 +257,88 @@ async def test_a_tenant_may_only_have_so_many_formats_waiting(
     refused = [result for result in results if isinstance(result, ResourceExhausted)]
     assert len(refused) == 2
     assert {error.reason for error in refused} == {"QUEUE_FULL"}
+
+
+async def test_a_format_that_many_ask_for_at_once_is_tried_once(
+    echo: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they are: only other formats wait behind each other."""
+    tried: list[str] = []
+    try_grammar = echo._trials.try_grammar
+    monkeypatch.setattr(echo._trials, "try_grammar", lambda grammar: tried.append(grammar) or try_grammar(grammar))
+    asked = [echo.compile("", OutputFormat(choices=["a", "b"])) for _ in range(200)]
+    grammars = await asyncio.gather(*asked)
+    assert all(grammar is grammars[0] for grammar in grammars)
+    prepared = await asyncio.gather(
+        *(echo.prepare("", grammars[0], GenerateRequest(context_id="c"), ()) for _ in range(200))
+    )
+    assert {tuple(allowed(each[0].mask)) for each in prepared} == {(ord("a"), ord("b"))}
+    assert len(tried) == 1
+    assert echo._compiling == {}
+
+
+async def test_an_error_that_many_get_is_each_ones_own(echo: GrammarCompiler) -> None:
+    wrong = OutputFormat(regex="[a-")
+    errors = await asyncio.gather(*(echo.compile("", wrong) for _ in range(3)), return_exceptions=True)
+    for error in errors:
+        assert isinstance(error, InvalidArgument)
+        assert error.violations[0].field == "output_format.regex"
+    assert len(set(map(id, errors))) == 3
+    assert echo._compiling == {}
+    with pytest.raises(InvalidArgument):
+        await echo.compile("", wrong)
+
+
+async def test_one_of_several_who_wait_for_a_format_leaves(echo: GrammarCompiler) -> None:
+    """The others get it; if all leave before it has begun, it never begins."""
+    gate = threading.Event()
+    echo._threads.submit("", gate.wait)
+    leaving, staying = (asyncio.create_task(echo.compile("", OutputFormat(choices=["a"]))) for _ in range(2))
+    alone = asyncio.create_task(echo.compile("", OutputFormat(choices=["b"])))
+    await asyncio.sleep(0)
+    assert len(echo._compiling) == 2
+    for task in (leaving, alone):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert [key.choices for key in echo._compiling] == [("a",)]
+    gate.set()
+    assert await staying is await echo.compile("", OutputFormat(choices=["a"]))
+    assert [key.choices for key in echo._kept] == [("a",)]
+
+
+async def test_trials_of_others_hold_up_no_format_that_is_known(
+    echo: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = OutputFormat(choices=["a"])
+    grammar = await echo.compile("mine", known)
+    gate = threading.Event()
+    monkeypatch.setattr(echo._trials, "try_grammar", lambda _: gate.wait(60) and "")
+    slow = [asyncio.create_task(echo.compile(f"other {n}", OutputFormat(choices=["b"]))) for n in range(4)]
+    await asyncio.sleep(0.01)
+    try:
+        async with asyncio.timeout(30):
+            assert await echo.compile("mine", known) is grammar
+            await echo.prepare("mine", grammar, GenerateRequest(context_id="c"), ())
+        assert not any(task.done() for task in slow)
+    finally:
+        gate.set()
+    await asyncio.gather(*slow)
+
+
+async def test_closing_ends_who_waits_for_a_format(echo: GrammarCompiler) -> None:
+    echo.warm_up()
+    running = asyncio.create_task(echo.compile("", ENDLESS["a conjunction of many"]))
+    waiting = asyncio.create_task(echo.compile("", OutputFormat(choices=["a"])))
+    while not echo._trials._idle.empty():  # until the first has the process
+        await asyncio.sleep(0.001)
+    echo.close()
+    for task in (running, waiting):
+        with pytest.raises(Unavailable) as ended:
+            await task
+        assert ended.value.reason == "NOT_SERVING"
+    with pytest.raises(Unavailable):
+        await echo.compile("", OutputFormat(choices=["b"]))
 
 
 async def test_a_tokenizer_that_grammars_cannot_follow_is_said() -> None:

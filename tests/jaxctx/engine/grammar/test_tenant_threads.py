@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
 
 import pytest
 
 from jaxctx.engine.grammar.tenant_threads import TenantThreads
-from jaxctx.errors import ResourceExhausted
+from jaxctx.errors import ResourceExhausted, Unavailable
 
 
 @pytest.fixture
@@ -72,13 +71,28 @@ def test_what_is_cancelled_while_it_waits_does_not_run(threads: TenantThreads) -
     assert ran == ["last"]
 
 
-def test_closing_cancels_what_waits(threads: TenantThreads) -> None:
+def test_what_is_cancelled_does_not_count_as_waiting(threads: TenantThreads) -> None:
     gate = threading.Event()
-    running, waiting = threads.submit("a", gate.wait), threads.submit("a", gate.wait)
+    running = threads.submit("a", gate.wait)
+    for _ in range(5):
+        for cancelled in [threads.submit("a", gate.wait) for _ in range(2)]:
+            assert cancelled.cancel()
+    kept = [threads.submit("a", lambda: 1) for _ in range(2)]
+    with pytest.raises(ResourceExhausted):
+        threads.submit("a", gate.wait)
+    gate.set()
+    assert [future.result(5) for future in [running, *kept]] == [True, 1, 1]
+
+
+def test_closing_ends_what_waits_with_an_error(threads: TenantThreads) -> None:
+    gate = threading.Event()
+    running, waiting, cancelled = (threads.submit("a", gate.wait) for _ in range(3))
+    assert cancelled.cancel()
     threads.close()
-    with pytest.raises(CancelledError):
+    with pytest.raises(Unavailable) as ended:
         waiting.result(5)
-    with pytest.raises(CancelledError):
-        threads.submit("a", gate.wait).result(5)
+    assert (ended.value.reason, ended.value.retry_after_s) == ("NOT_SERVING", 1.0)
+    with pytest.raises(Unavailable):
+        threads.submit("a", gate.wait)
     gate.set()
     assert running.result(5)

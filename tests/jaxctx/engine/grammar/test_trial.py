@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import llguidance
 import pytest
@@ -78,17 +82,43 @@ def test_a_process_that_somebody_ended_is_replaced(trials: GrammarTrials) -> Non
 
 def test_closing_ends_a_trial_at_once(trials: GrammarTrials) -> None:
     trials.warm_up()
-    errors: list[str] = []
+    errors: list[Unavailable] = []
     grammar = ENDLESS["a conjunction of many"].grammar or ""
-    thread = threading.Thread(target=lambda: errors.append(trials.try_grammar(grammar)))
+
+    def try_it() -> None:
+        try:
+            trials.try_grammar(grammar)
+        except Unavailable as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=try_it)
     thread.start()
     while not trials._idle.empty():  # until it has the process
         time.sleep(0.001)
     trials.close()
     thread.join(5)
-    assert errors == [TOO_MUCH]
+    assert [error.reason for error in errors] == ["NOT_SERVING"]  # and not that the grammar is wrong
     with pytest.raises(Unavailable):
         trials.try_grammar(GOOD)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_a_process_is_the_first_to_go_when_memory_runs_out(trials: GrammarTrials) -> None:
+    trials.warm_up()
+    (pid,) = pids(trials)
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
+
+
+def test_a_process_that_cannot_be_started(trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", refused)
+        with pytest.raises(Unavailable) as failed:
+            trials.try_grammar(GOOD)
+    assert (failed.value.reason, failed.value.retry_after_s) == ("NOT_SERVING", 1.0)
+    assert trials.try_grammar(GOOD) == ""
 
 
 def test_a_setup_that_the_process_cannot_use_is_the_servers_fault() -> None:

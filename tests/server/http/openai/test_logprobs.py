@@ -57,8 +57,9 @@ class TestCompletions:
         lists = written(pieces_of(b"a", b"b", b"a"), logprob(1, -3.0, (0, -0.1), (2, -2.0)))
         assert lists["top_logprobs"] == [{"a": -0.1, "b": -3.0}]
 
-    def test_what_json_cannot_hold(self) -> None:
-        lists = written(pieces_of(b"a"), logprob(0, -math.inf, (0, -math.inf)))
+    @pytest.mark.parametrize("value", [-math.inf, math.nan])
+    def test_what_json_cannot_hold(self, value: float) -> None:
+        lists = written(pieces_of(b"a"), logprob(0, value, (0, value)))
         assert (lists["token_logprobs"], lists["top_logprobs"]) == ([-9999.0], [{"a": -9999.0}])
 
     def test_ids_instead_of_texts(self) -> None:

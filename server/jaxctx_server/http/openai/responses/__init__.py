@@ -10,6 +10,7 @@ background.py     a response that is made while nobody waits for it
 request.py        its body
 items.py          items of input and output, and the chat messages that they become
 output.py         items of the output as they come, and the events that announce them
+errors.py         an error as the last event of a stream
 record.py         what is stored beside the tokens
 diagnosis.py      why tokens of an earlier response were not reused
 routes.py         stored responses: read, stream again, cancel, delete, list the input

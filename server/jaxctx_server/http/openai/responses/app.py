@@ -15,6 +15,7 @@ from jaxctx_server.http.openai.responses.conversations import (
     update_conversation,
 )
 from jaxctx_server.http.openai.responses.create import create_response
+from jaxctx_server.http.openai.responses.errors import RESPONSES_ERRORS
 from jaxctx_server.http.openai.responses.routes import (
     cancel_response,
     count_input_tokens,
@@ -42,11 +43,12 @@ def response_routes() -> list[BaseRoute]:
             create_response,
             ["POST"],
             method=GENERATE,
+            errors=RESPONSES_ERRORS,
             headers=CONTEXT_CACHE_HEADERS,
             operation=CHAT,
         ),
         api_route("/v1/responses/input_tokens", count_input_tokens, ["POST"], method=APPLY_CHAT_TEMPLATE),
-        api_route(RESPONSE, get_response, method=GET_SNAPSHOT),
+        api_route(RESPONSE, get_response, method=GET_SNAPSHOT, errors=RESPONSES_ERRORS),
         api_route(RESPONSE, delete_response, ["DELETE"], method=DELETE_SNAPSHOT),
         api_route(f"{RESPONSE}/input_items", list_input_items, method=GET_SNAPSHOT),
         api_route(f"{RESPONSE}/cancel", cancel_response, ["POST"], method=GET_SNAPSHOT),

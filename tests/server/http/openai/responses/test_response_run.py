@@ -232,6 +232,9 @@ class TestFailures:
             answer = await scripted.web("POST", "/v1/responses", {"model": "fake", "input": "x", "stream": True})
             events = [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: ")]
             *_, failed, error = events
+            assert answer.text.split("\n")[-4] == "event: error"
+            assert (error["type"], error["code"], error["param"]) == ("error", "ENGINE_LOST", None)
+            assert [each["sequence_number"] for each in events] == list(range(len(events)))
             assert failed["type"] == "response.failed"
             assert failed["response"]["status"] == "failed"
             assert failed["response"]["error"] == {"code": "server_error", "message": "the engine is lost"}
