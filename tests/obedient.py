@@ -87,6 +87,7 @@ def answers(chat: Chat) -> Iterator[str]:
     """Whole answers, the wanted one first; behind it others that a grammar may want."""
     if chat.results:
         yield f"The result is: {'; '.join(chat.results)}"
+        yield "{"  # a grammar that wants JSON gets it, rather than the same call again
     elif chat.tools:
         named = [tool for tool in chat.tools if re.search(rf"\b{re.escape(tool['name'])}\b", chat.question)]
         yield "\n".join(call(tool, chat.question) for tool in named or chat.tools[:1])

@@ -55,7 +55,8 @@ QWEN25_TOOLS = """{%- if tools %}
     {{- messages[0].content if messages[0].role == 'system' else 'You are a helpful assistant.' }}
     {{- '\\n\\n# Tools\\n\\nYou may call functions. Their signatures are within <tools></tools>:\\n<tools>' }}
     {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
-    {{- '\\n</tools>\\n\\nWrite each call as\\n<tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call><|im_end|>\\n' }}
+    {{- '\\n</tools>\\n\\nWrite each call as\\n<tool_call>\\n' }}
+    {{- '{"name": NAME, "arguments": OBJECT}\\n</tool_call><|im_end|>\\n' }}
 {%- elif messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}

@@ -60,9 +60,42 @@ def test_a_named_tool_is_called_once() -> None:
     assert named.output_format.grammar == alone.output_format.grammar != several.output_format.grammar
 
 
-def test_a_format_that_the_request_has_stays() -> None:
-    wanted = OutputFormat(regex="a+")
+@pytest.mark.parametrize("wanted", [OutputFormat(regex="a+"), OutputFormat(json_schema="true")])
+def test_a_format_in_whose_place_no_call_can_stand_stays(wanted: OutputFormat) -> None:
     assert prepared(ToolUse(tools=[STRICT]), output_format=wanted).output_format == wanted
+    assert prepared(ToolUse(), output_format=wanted).output_format == wanted
+
+
+@pytest.mark.parametrize("wanted", [OutputFormat(json_object=True), OutputFormat(json_schema='{"type": "object"}')])
+@pytest.mark.parametrize("tool", [TOOL, STRICT])
+def test_calls_may_stand_in_place_of_json(wanted: OutputFormat, tool: str) -> None:
+    found = prepared(ToolUse(tools=[tool]), output_format=wanted).output_format
+    assert "answer: text | calls" in found.grammar
+    assert prepared(ToolUse(tools=[tool], choice="none"), output_format=wanted).output_format == wanted
+
+
+@pytest.mark.parametrize(
+    "use", [ToolUse(tools=[TOOL], choice="required"), ToolUse(tools=[TOOL], choice="named", name="look")]
+)
+def test_a_demanded_call_does_without_a_text(use: ToolUse) -> None:
+    json_text = OutputFormat(json_schema='{"type": "object"}')
+    assert prepared(use, output_format=json_text) == prepared(use)
+    with pytest.raises(InvalidArgument) as raised:
+        prepared(use, output_format=OutputFormat(choices={"texts": ["a"]}))
+    assert [each.field for each in raised.value.violations] == ["tool_choice"]
+
+
+def test_a_text_with_a_format_has_no_thoughts() -> None:
+    known, wanted = formats(reasoning=True), OutputFormat(json_object=True)
+    for use, has_thoughts in (
+        (ToolUse(), False),
+        (ToolUse(tools=[TOOL]), False),
+        (ToolUse(tools=[TOOL], choice="required"), True),
+    ):
+        generate = GenerateRequest(output_format=wanted)
+        assert (known.prepare(generate, use).reasoning is not None) == has_thoughts
+        assert ("thoughts" in generate.output_format.grammar) == has_thoughts
+    assert known.prepare(GenerateRequest(), ToolUse()) == known
 
 
 def test_special_tokens_are_shown_where_they_are_marks() -> None:

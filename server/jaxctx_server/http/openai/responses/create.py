@@ -198,12 +198,8 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
     if use is not None and use.base is not None:
         request.create.model_id = use.base.model_id
     model = await call.unary(call.services.models.get_model, GetModelRequest(model_id=request.create.model_id))
-    formats, tools = formats_of(model.model), tool_use(request, conversation)
-    if request.generate.HasField("output_format"):
-        if tools.choice in ("required", "named"):
-            raise InvalidArgument.field("tool_choice", "must not demand a call of a text of another format")
-        formats = replace(formats, reasoning=None)  # the text has the format from its first character on
-    formats.prepare(request.generate, tools)
+    tools = tool_use(request, conversation)
+    formats = formats_of(model.model).prepare(request.generate, tools)
     generation = Generation(
         create=request.create,
         source=source,
