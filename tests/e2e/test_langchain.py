@@ -9,13 +9,11 @@ all is as it is in service.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.server_processes import OBEDIENT, Server
+from tests.e2e.server_processes import Server
 
 # One event loop for all: LangChain keeps the connections of its asynchronous clients from test to test.
 pytestmark = [pytest.mark.clients, pytest.mark.asyncio(loop_scope="module")]
@@ -24,23 +22,35 @@ langchain_openai = pytest.importorskip("langchain_openai")
 langchain_anthropic = pytest.importorskip("langchain_anthropic")
 
 
-@pytest.fixture(scope="module")
-def server(compile_cache: Path) -> Iterator[Server]:
-    sizes = ("--max-batch", "4", "--max-batch-tokens", "256", "--kv-tokens", "65536")
-    server = Server(*sizes, cache=compile_cache, command=OBEDIENT)
-    yield server
-    server.kill()
-
-
 class ServedModel(langchain_tests.ChatModelIntegrationTests):
-    """What is the same for all: the server that the module's tests share."""
+    """What is the same for all."""
 
     __test__ = False
     url: str
 
     @pytest.fixture(autouse=True)
-    def _server(self, server: Server) -> None:
-        self.url = server.http_url
+    def _server(self, obedient: Server) -> None:
+        self.url = obedient.http_url
+
+    @property
+    def supported_usage_metadata_details(self) -> dict[str, list[str]]:
+        details = ["cache_read_input", "cache_creation_input"]
+        return {"invoke": details, "stream": details}
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> Any:
+        """The answer to a prompt that was asked before."""
+        self.invoke_with_cache_creation_input(stream=stream)
+        message = self.invoke_with_cache_creation_input(stream=stream)
+        assert message.usage_metadata["input_token_details"]["cache_read"] > 0
+        return message
+
+    def invoke_with_cache_creation_input(self, *, stream: bool = False) -> Any:
+        model = self.chat_model_class(**self.chat_model_params)
+        question = "Say it again. " * 20
+        if not stream:
+            return model.invoke(question)
+        chunks = list(model.stream(question))
+        return sum(chunks[1:], chunks[0])
 
 
 class TestChatOpenAI(ServedModel):
@@ -64,6 +74,10 @@ class TestChatOpenAI(ServedModel):
 
     @property
     def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
         return True
 
     @property
