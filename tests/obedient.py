@@ -39,6 +39,7 @@ RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 QUOTED = re.compile(r"""(?<!\w)['"`](.+?)['"`](?!\w)""")
 NAME = re.compile(r"(?<=[\w,(] )[A-Z]\w*(?:,? [A-Z]\w*)*|(?<=\()[A-Z]\w*(?:,? [A-Z]\w*)*")  # but the first word
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
+QUOTE = re.compile(r'(?<!\\)(?:\\\\)*"')  # that begins or ends a text in JSON
 DEPTH = 8  # of objects inside each other that it fills
 
 
@@ -190,12 +191,12 @@ class Speaker:
 def soonest_end_of_json(chat: Chat) -> Sequence[str]:
     """What may follow in JSON that a grammar asks for, what ends it soonest first."""
     json_so_far = chat.written[chat.written.find("{") :] if "{" in chat.written else chat.written
-    quotes = re.findall(r'(?<!\\)(?:\\\\)*"', json_so_far)
+    quotes = [found.end() for found in QUOTE.finditer(json_so_far)]
     speaker = Speaker(chat.question, {"type": "string"})
     if len(quotes) % 2 == 0:
         number = Speaker(chat.question, {"type": "integer"}).value()
         return ["", "}", "]", ",", " ", ":", '"', str(number), "true", "null", *"1023456789-", "[", "{"]
-    if json_so_far.endswith('"'):
+    if quotes[-1] == len(json_so_far):
         return [json.dumps(speaker.value(), ensure_ascii=False)[1:], "a", "1", '"']
     return ['"', "a", "1"]
 
