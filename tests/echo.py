@@ -71,7 +71,7 @@ class EchoModel:
         positions: Int32[Array, " rows"],
         kv: AttentionBackend | Sums,
     ) -> Float32[Array, "rows 2"]:
-        values = _token_value(tokens, positions)
+        values = token_value(tokens, positions)
         total = stored_sum(kv, values) if isinstance(kv, PagedAttention) else kv.visible_sum(values)
         return jnp.stack([total >> 16, total & 0xFFFF], axis=1).astype(jnp.float32)
 
@@ -81,7 +81,7 @@ class EchoModel:
         return jnp.where(_IDS == EOS_ID, EOS_LOGIT, order.astype(jnp.float32) / (VOCAB_SIZE / 8) - 4)
 
 
-def _token_value(tokens: Words, positions: Words) -> Words:
+def token_value(tokens: Words, positions: Words) -> Words:
     return _mix(tokens.astype(np.uint32) * _ODD_A + positions.astype(np.uint32) * _ODD_B)
 
 
@@ -100,14 +100,14 @@ def _mix(h: Words) -> Words:
 
 def echo_next(tokens: Sequence[int], suppress: Collection[int] = ()) -> int:
     """The token that greedy sampling picks after `tokens` (at least one) at positions 0, 1, …, on the host."""
-    values = _token_value(np.array(tokens, np.uint32), np.arange(len(tokens), dtype=np.uint32))
+    values = token_value(np.array(tokens, np.uint32), np.arange(len(tokens), dtype=np.uint32))
     order = _order(values.sum(keepdims=True, dtype=np.uint32)).tolist()
     return max(set(range(VOCAB_SIZE)).difference(suppress), key=lambda token: (token != EOS_ID, order[token]))
 
 
 def echo_logprobs(tokens: Sequence[int], seen: Sequence[int] | slice = slice(None)) -> np.ndarray:
     """Log probabilities, float64 `[VOCAB_SIZE]`, of what follows `tokens` if the last one sees those at `seen` only."""
-    values = _token_value(np.array(tokens, np.uint32), np.arange(len(tokens), dtype=np.uint32))[seen]
+    values = token_value(np.array(tokens, np.uint32), np.arange(len(tokens), dtype=np.uint32))[seen]
     order = _order(values.sum(keepdims=True, dtype=np.uint32))
     logits = np.where(np.arange(VOCAB_SIZE) == EOS_ID, EOS_LOGIT, order / (VOCAB_SIZE / 8) - 4)
     logprobs: np.ndarray = logits - np.logaddexp.reduce(logits)

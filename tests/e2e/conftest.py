@@ -18,7 +18,7 @@ from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
 from tests.e2e.long_model import long_server
-from tests.e2e.server_processes import Server
+from tests.e2e.server_processes import OBEDIENT, Server
 from tests.echo import echo_text
 from tests.engines import Clock
 
@@ -45,6 +45,15 @@ def compile_cache() -> Path:
 def long_model(compile_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server process of the model "long", see `long_model.py`: one for all tests of clients that a worker runs."""
     server = long_server(compile_cache, tmp_path_factory.mktemp("long"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def obedient(compile_cache: Path) -> Iterator[Server]:
+    """A server process of a model that does what it is asked, see `tests.obedient`."""
+    sizes = ("--max-batch", "4", "--max-batch-tokens", "256", "--kv-tokens", "65536")
+    server = Server(*sizes, cache=compile_cache, command=OBEDIENT)
     yield server
     server.kill()
 

@@ -23,6 +23,7 @@ from tests.readme import ROOT
 COMMAND = str(Path(sys.executable).with_name("jaxctx-serve"))
 ECHO = (sys.executable, "-m", "tests.serve_echo")  # jaxctx-serve with the echo model
 PAIRS = (sys.executable, "-m", "tests.serve_pairs")  # the same with tokens of one and two characters
+OBEDIENT = (sys.executable, "-m", "tests.serve_obedient")  # the same with a model that does what it is asked
 # Steps of one size and passes of one size: compiling is most of what starting a server takes.
 SMALL = ("--max-batch", "4", "--max-batch-tokens", "4", "--kv-tokens", "4096", "--max-context-tokens", "1024")
 FORKSERVER = multiprocessing.get_context("forkserver")

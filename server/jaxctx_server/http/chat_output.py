@@ -6,11 +6,13 @@ asks the engine for outputs in which they can be found, and holds them to calls 
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxctx.errors import InvalidArgument
+from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls import (
     REASONING_FORMATS,
     TOOL_CALL_FORMATS,
@@ -46,6 +48,11 @@ class ToolUse:
         """How large the tools are, in characters."""
         return sum(len(tool.text) for tool in self.tools)
 
+    @property
+    def demands_call(self) -> bool:
+        """Whether an answer must be a call."""
+        return bool(self.tools) and self.choice in ("required", "named")
+
 
 NO_TOOLS = ToolUse()
 
@@ -58,31 +65,49 @@ class ChatFormats:
     reasoning: ReasoningFormat | None
     special_markers: dict[str, int]
 
-    async def prepare(self, generate: GenerateRequest, use: ToolUse) -> None:
-        """Change a request so that its outputs can be parsed, and are calls where they have to be.
+    async def prepare(self, generate: GenerateRequest, use: ToolUse) -> "ChatFormats":
+        """Change a request so that its outputs can be parsed, and are calls where they have to be. Returns the formats
+        by which they are to be parsed.
 
-        Raises InvalidArgument naming `tools` if the model's format of calls is not known, or `tool_choice`.
+        A format that the request asks for is that of a text, from its first character on, so there are no thoughts.
+        Where calls are free, they may stand in place of a JSON text; where one is demanded, there is no text.
+        Raises InvalidArgument naming `tools` if the model's format of calls is not known, or `tool_choice`: also where
+        a call is demanded beside a format that is not JSON.
         """
         if use.is_allowed and self.tool_calls is None:
             raise InvalidArgument.field("tools", "are not supported for this model: its format of calls is not known")
-        if use.is_allowed or self.reasoning is not None:
+        if use.demands_call and generate.HasField("output_format"):
+            if not is_json(generate.output_format):
+                raise InvalidArgument.field("tool_choice", "must not demand a call of a text that is not JSON")
+            generate.ClearField("output_format")
+        has_format = generate.HasField("output_format")
+        formats = replace(self, reasoning=None) if has_format else self
+        if use.is_allowed or formats.reasoning is not None:
             generate.include_special_tokens = bool(self.special_markers)
-        if self.tool_calls is None or not use.is_allowed or generate.HasField("output_format"):
-            return
-        if use.choice == "auto" and not any(tool.is_strict for tool in use.tools):
-            return
-        if use.size <= MAX_INLINE_TOOLS:
-            grammar = self._grammar(self.tool_calls, use)
+        if formats.tool_calls is None or not use.is_allowed:
+            return formats
+        schema = json_schema_of(generate.output_format) if has_format else None
+        if has_format and schema is None:
+            return formats  # a text in which no call can stand
+        if use.choice == "auto" and schema is None and not any(tool.is_strict for tool in use.tools):
+            return formats
+        if use.size + len(generate.output_format.json_schema) <= MAX_INLINE_TOOLS:
+            grammar = formats._grammar(formats.tool_calls, use, schema)
         else:
-            grammar = await asyncio.to_thread(self._grammar, self.tool_calls, use)
+            grammar = await asyncio.to_thread(formats._grammar, formats.tool_calls, use, schema)
         generate.output_format.CopyFrom(OutputFormat(grammar=grammar))
+        return formats
 
-    def _grammar(self, tool_calls: ToolCallFormat, use: ToolUse) -> str:
-        """The grammar that holds an output to calls of the tools."""
-        choice = use.name if use.choice == "named" else use.choice
-        parallel = use.parallel and use.choice != "named"  # which asks for one call of that tool
-        tools = [tool.chat_form for tool in use.tools]
-        return tool_calls.grammar(tools, choice, parallel, special_ids=self.special_markers, reasoning=self.reasoning)
+    def _grammar(self, tool_calls: ToolCallFormat, use: ToolUse, schema: Schema | None) -> str:
+        """The grammar that holds an output to calls of the tools, or to a text by the schema."""
+        return tool_calls.grammar(
+            [tool.chat_form for tool in use.tools],
+            use.name if use.choice == "named" else use.choice,
+            use.parallel and use.choice != "named",  # which asks for one call of that tool
+            special_ids=self.special_markers,
+            reasoning=self.reasoning,
+            text_schema=schema,
+        )
 
     def parser(self, use: ToolUse, *, is_continuation: bool = False) -> OutputParser:
         """A parser for the text of one output. `is_continuation`: the answer had begun before, its thoughts too."""
@@ -97,6 +122,22 @@ class ChatFormats:
         if self.tool_calls is None:
             raise ValueError("the model writes no calls")
         return self.tool_calls.new_call_id()
+
+
+def is_json(output_format: OutputFormat) -> bool:
+    """Whether texts of a format are JSON, as `response_format` asks for it."""
+    return output_format.WhichOneof("format") in ("json_object", "json_schema")
+
+
+def json_schema_of(output_format: OutputFormat) -> Schema | None:
+    """The schema of a format that is JSON. None if it is not, or its schema is no object."""
+    if output_format.json_object:
+        return {"type": "object"}
+    try:
+        schema = json.loads(output_format.json_schema or "null")
+    except (ValueError, RecursionError):  # it is refused where it is compiled
+        return None
+    return schema if isinstance(schema, dict) else None
 
 
 async def chat_formats(call: HttpCall, model_id: str) -> ChatFormats:

@@ -20,7 +20,7 @@ from jaxctx.model.text.tool_calls import (
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx.v1.generation_pb2 import OutputFormat
 from jaxctx_server.http.chat_output import MAX_INLINE_TOOLS, ChatFormats, ToolUse
-from jaxctx_server.http.tools import stored_tools
+from jaxctx_server.http.tools import Tool, stored_tools
 
 TEXT = '{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}'
 TOOL, STRICT = stored_tools([TEXT, TEXT.replace('"name"', '"strict": true, "name"')])
@@ -63,9 +63,42 @@ async def test_a_named_tool_is_called_once() -> None:
     assert named.output_format.grammar == alone.output_format.grammar != several.output_format.grammar
 
 
-async def test_a_format_that_the_request_has_stays() -> None:
-    wanted = OutputFormat(regex="a+")
+@pytest.mark.parametrize("wanted", [OutputFormat(regex="a+"), OutputFormat(json_schema="true")])
+async def test_a_format_in_whose_place_no_call_can_stand_stays(wanted: OutputFormat) -> None:
     assert (await prepared(ToolUse(tools=[STRICT]), output_format=wanted)).output_format == wanted
+    assert (await prepared(ToolUse(), output_format=wanted)).output_format == wanted
+
+
+@pytest.mark.parametrize("wanted", [OutputFormat(json_object=True), OutputFormat(json_schema='{"type": "object"}')])
+@pytest.mark.parametrize("tool", [TOOL, STRICT])
+async def test_calls_may_stand_in_place_of_json(wanted: OutputFormat, tool: Tool) -> None:
+    found = (await prepared(ToolUse(tools=[tool]), output_format=wanted)).output_format
+    assert "answer: text | calls" in found.grammar
+    assert (await prepared(ToolUse(tools=[tool], choice="none"), output_format=wanted)).output_format == wanted
+
+
+@pytest.mark.parametrize(
+    "use", [ToolUse(tools=[TOOL], choice="required"), ToolUse(tools=[TOOL], choice="named", name="look")]
+)
+async def test_a_demanded_call_does_without_a_text(use: ToolUse) -> None:
+    json_text = OutputFormat(json_schema='{"type": "object"}')
+    assert await prepared(use, output_format=json_text) == await prepared(use)
+    with pytest.raises(InvalidArgument) as raised:
+        await prepared(use, output_format=OutputFormat(choices={"texts": ["a"]}))
+    assert [each.field for each in raised.value.violations] == ["tool_choice"]
+
+
+async def test_a_text_with_a_format_has_no_thoughts() -> None:
+    known, wanted = formats(reasoning=True), OutputFormat(json_object=True)
+    for use, has_thoughts in (
+        (ToolUse(), False),
+        (ToolUse(tools=[TOOL]), False),
+        (ToolUse(tools=[TOOL], choice="required"), True),
+    ):
+        generate = GenerateRequest(output_format=wanted)
+        assert ((await known.prepare(generate, use)).reasoning is not None) == has_thoughts
+        assert ("thoughts" in generate.output_format.grammar) == has_thoughts
+    assert await known.prepare(GenerateRequest(), ToolUse()) == known
 
 
 async def test_special_tokens_are_shown_where_they_are_marks() -> None:

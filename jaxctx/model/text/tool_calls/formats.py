@@ -14,6 +14,7 @@ import string
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls.call_sink import CallSink
 from jaxctx.model.text.tool_calls.grammar import CallSyntax, Tool, tool_call_grammar
 from jaxctx.model.text.tool_calls.parser import ToolCallParser
@@ -57,6 +58,7 @@ class ToolCallFormat:
         *,
         special_ids: Mapping[str, int] | None = None,
         reasoning: ReasoningFormat | None = None,
+        text_schema: Schema | None = None,
     ) -> str:
         """A grammar, in the Lark dialect of llguidance, whose texts the parser reads as calls of these tools.
 
@@ -67,10 +69,11 @@ class ToolCallFormat:
             parallel: Several calls may follow each other.
             special_ids: The `markers` that are special tokens of the tokenizer, with their ids.
             reasoning: Thoughts may stand before.
+            text_schema: With "auto", a text in place of calls is JSON of this schema, and nothing stands before calls.
 
         Raises InvalidArgument naming `tools` if there are none, `tool_choice` if it names none of them.
         """
-        return tool_call_grammar(self.syntax, tools, choice, parallel, special_ids or {}, reasoning)
+        return tool_call_grammar(self.syntax, tools, choice, parallel, special_ids or {}, reasoning, text_schema)
 
     def new_call_id(self) -> str:
         """An id for a new call, in the form that the family's template takes."""

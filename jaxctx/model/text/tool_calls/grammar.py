@@ -4,20 +4,23 @@ A grammar is text; it is compiled where the masks are made. How JSON is written 
 
     start: thoughts? calls                    a call is required
     start: thoughts? (any text | text_before calls)    calls are free, but each is as it must be
+    start: thoughts? (JSON | calls)         the same, where a text has a schema
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.text.json_schemas import STYLE, closed_objects
+from jaxctx.model.text.json_schemas import STYLE, Schema, closed_objects
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 
 MAX_CALLS = 128  # of one output: as many as a message holds
 ANY_TEXT = r"/(.|\n)*/"
 NO_OBJECT = r"/([^{](.|\n)*)?/"  # a text that does not begin with an object
+JSON_PART = re.compile(r'"(?:[^"\\]|\\.)*"|: |, |[{}]')  # a text in an object, and what stands around it
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": ..., "strict": ...}}
 
 
@@ -47,10 +50,11 @@ def tool_call_grammar(
     parallel: bool,
     special_ids: Mapping[str, int],
     reasoning: ReasoningFormat | None,
+    text_schema: Schema | None = None,
 ) -> str:
     """See `ToolCallFormat.grammar`."""
     writer = GrammarWriter(syntax, special_ids)
-    rules = writer.rules(chosen_tools(tools, choice), is_free=choice == "auto", parallel=parallel)
+    rules = writer.rules(chosen_tools(tools, choice), is_free=choice == "auto", parallel=parallel, text=text_schema)
     if reasoning is None:
         return "\n".join(["start: answer", *rules])
     before = "thoughts" if reasoning.is_open else "thoughts?"
@@ -79,18 +83,24 @@ class GrammarWriter:
         self._syntax = syntax
         self._special_ids = special_ids  # of markers that are special tokens
 
-    def rules(self, tools: Sequence[Tool], *, is_free: bool, parallel: bool) -> list[str]:
-        """Rules for `answer`: calls of these tools, or with `is_free` any text, before calls or without."""
+    def rules(self, tools: Sequence[Tool], *, is_free: bool, parallel: bool, text: Schema | None = None) -> list[str]:
+        """Rules for `answer`: calls of these tools, or with `is_free` any text, before calls or without; with a schema
+        for the text, JSON of it in place of calls.
+        """
         syntax, trigger = self._syntax, self._syntax.trigger
         places = range(len(tools))
         rules = [f"arguments_{place}: {arguments_symbol(tools[place], is_free=is_free)}" for place in places]
-        rules += [f"call_{place}: {self._call(syntax.before_name, place, tools[place])}" for place in places]
+        write_call = self._call_as_json if text is not None and not trigger else self._call
+        rules += [f"call_{place}: {write_call(syntax.before_name, place, tools[place])}" for place in places]
         rules += ["call: " + alternatives("call", places)]
         more = f"({sequence(self._text(syntax.between), 'call')}){{0,{MAX_CALLS - 1}}}" if parallel else ""
+        calls = "calls: " + sequence(*self._opening(syntax.opening), "call", more, *self._closing())
         if not is_free:
-            return [*rules, "answer: " + sequence(*self._opening(syntax.opening), "call", more, *self._closing())]
+            return [*rules, calls, "answer: calls"]
+        if text is not None:
+            return [*rules, calls, f"text: {json_symbol(text)}", "answer: text | calls"]
         if not trigger:
-            return [*rules, f"answer: {NO_OBJECT} | calls", "calls: " + sequence("call", more)]
+            return [*rules, calls, f"answer: {NO_OBJECT} | calls"]
         # The text before the first call ends with the trigger, which that call then lacks.
         rules += self._text_before(trigger)
         if syntax.opening:
@@ -117,11 +127,22 @@ class GrammarWriter:
 
     def _call(self, head: str, place: int, tool: Tool) -> str:
         """One call of a tool, of which `head` stands before the name."""
-        syntax, name = self._syntax, str(tool["function"]["name"])
-        if syntax.name_is_json:
-            name = json.dumps(name, ensure_ascii=False)[1:-1]
-        before = sequence(self._text(head), quoted(name), self._text(syntax.before_arguments))
+        syntax = self._syntax
+        before = sequence(self._text(head), quoted(self._name(tool)), self._text(syntax.before_arguments))
         return sequence(before, f"arguments_{place}", self._text(syntax.after_arguments))
+
+    def _call_as_json(self, head: str, place: int, tool: Tool) -> str:
+        """The same, in the parts of which %json makes objects: where another object may stand in its place. llguidance
+        does not go back in a text: it would take the whole of `head` for certain once two letters of it are there.
+        """
+        syntax = self._syntax
+        parts = JSON_PART.findall(head + self._name(tool) + syntax.before_arguments)
+        return sequence(*map(quoted, parts), f"arguments_{place}", quoted(syntax.after_arguments))
+
+    def _name(self, tool: Tool) -> str:
+        """The name of a tool as it is written."""
+        name = str(tool["function"]["name"])
+        return json.dumps(name, ensure_ascii=False)[1:-1] if self._syntax.name_is_json else name
 
     def _opening(self, opening: str) -> list[str]:
         """What stands before all calls."""
@@ -168,7 +189,12 @@ def arguments_symbol(tool: Tool, *, is_free: bool) -> str:
     schema = (
         closed_objects({**(function.get("parameters") or {}), "type": "object"}) if is_bound else {"type": "object"}
     )
-    return "%json " + json.dumps({**schema, "x-guidance": STYLE}, ensure_ascii=False)
+    return json_symbol({**schema, "x-guidance": STYLE})
+
+
+def json_symbol(schema: Schema) -> str:
+    """JSON of a schema. Its own options for white space are kept."""
+    return "%json " + json.dumps({"x-guidance": STYLE, **schema}, ensure_ascii=False)
 
 
 def alternatives(name: str, places: Sequence[int]) -> str:

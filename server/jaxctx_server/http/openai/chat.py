@@ -82,13 +82,9 @@ class ChatRequest:
     async def _output_options(self, formats: ChatFormats) -> ChatOutputOptions:
         """How outputs are read; `shared.generate` asks for outputs that can be read so. Raises InvalidArgument."""
         use, generate = self.tools.use, self.shared.generate
-        if generate.HasField("output_format"):
-            if use.choice in ("required", "named"):
-                raise InvalidArgument.field("tool_choice", "must not demand a call of a text of another format")
-            formats = replace(formats, reasoning=None)  # the text has the format from its first character on
         asks_for_format = generate.HasField("output_format")
-        await formats.prepare(generate, use)
-        if generate.HasField("output_format") and not asks_for_format:  # a grammar of the tools
+        formats = await formats.prepare(generate, use)
+        if generate.HasField("output_format") and (use.demands_call or not asks_for_format):  # a grammar of the tools
             tools = self.shared.field_names.get("tools", "tools")
             self.shared = replace(self.shared, field_names={**self.shared.field_names, "output_format": tools})
         return ChatOutputOptions(

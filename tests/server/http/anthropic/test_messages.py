@@ -215,6 +215,30 @@ async def test_json_by_a_schema() -> None:
     assert json.loads(output_format.json_schema) == written_tightly(schema)
 
 
+@pytest.mark.parametrize("kind", ["auto", "any"])
+async def test_a_call_before_json(kind: str) -> None:
+    schema = {"type": "object", "properties": {"temperature": {"type": "integer"}}}
+    call = '<tool_call>{"name": "get_weather", "arguments": {"city": "Bonn"}}</tool_call>'
+    async with scripted_server(call) as scripted:
+        body = {"model": "fake", "max_tokens": 5, "messages": [user("x")], "tools": [WEATHER]}
+        body |= {"output_config": {"format": {"type": "json_schema", "schema": schema}}, "tool_choice": {"type": kind}}
+        answer = await scripted.web("POST", "/v1/messages", body)
+        output_format = scripted.engine.requests[0].output_format
+    assert [block["type"] for block in answer.json["content"]] == ["tool_use"]
+    assert output_format is not None
+    assert ("temperature" in str(output_format.grammar)) == (kind == "auto")
+    assert "get_weather" in str(output_format.grammar)
+
+
+async def test_json_of_a_model_whose_thoughts_the_template_begins() -> None:
+    """A text with a format has it from its first character on."""
+    async with scripted_server('{"a": 1}', reasoning="think_opened") as scripted:
+        body = {"model": "fake", "max_tokens": 5, "messages": [user("x")]}
+        body["output_config"] = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+        answer = await scripted.web("POST", "/v1/messages", body)
+    assert answer.json["content"] == [{"type": "text", "text": '{"a": 1}'}]
+
+
 async def test_edits_of_the_context_are_not_applied(web: HttpClient) -> None:
     """Coding agents ask for them in every request."""
     body = {"model": "echo", "max_tokens": 4, "messages": [user("x")]}

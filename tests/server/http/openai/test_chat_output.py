@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import openai
 import pytest
 
+from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.tool_calls import ReasoningDelta, TextDelta
 from jaxctx.types import FinishReason
 from jaxctx_server.http.openai.chat_output import ThoughtCounter, joined
@@ -230,6 +232,44 @@ class TestThoughts:
         assert (told.reasoning, told.text) == ("", '{"a": 1}')
 
 
+class TestAFormatBesideTools:
+    """An agent that answers in JSON calls its tools first."""
+
+    SCHEMA: ClassVar[Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    FORMAT: ClassVar[Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+
+    @pytest.mark.parametrize("script", [CALL, ('{"name"', ': "a"}')])
+    async def test_either_may_come(self, script: Sequence[str]) -> None:
+        async with scripted_server(*script) as scripted:
+            body = {**ASKED, "tools": [WEATHER], "response_format": self.FORMAT}
+            (choice,) = (await scripted.web("POST", "/v1/chat/completions", body)).json["choices"]
+            (request,) = scripted.engine.requests
+        assert request.output_format is not None
+        assert '"name"' in str(request.output_format.grammar)
+        assert "weather" in str(request.output_format.grammar)
+        is_call = script == CALL
+        assert choice["finish_reason"] == ("tool_calls" if is_call else "stop")
+        assert (choice["message"].get("content") is None) == is_call
+
+    @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+    async def test_a_demanded_call_does_without_a_text(self, choice: Any) -> None:
+        async with scripted_server(*CALL) as scripted:
+            body = {**ASKED, "tools": [WEATHER], "tool_choice": choice}
+            for each in (body, {**body, "response_format": self.FORMAT}):
+                answer = await scripted.web("POST", "/v1/chat/completions", each)
+                assert answer.json["choices"][0]["finish_reason"] == "tool_calls"
+            without, beside = scripted.engine.requests
+        assert without.output_format == beside.output_format
+
+    async def test_errors_of_the_grammar_name_what_asked_for_it(self) -> None:
+        async with scripted_server("x") as scripted:
+            body = {**ASKED, "tools": [WEATHER], "response_format": self.FORMAT}
+            for choice, field in (("auto", "response_format"), ("required", "tools")):
+                scripted.engine.error = InvalidArgument.field("output_format.grammar", "is too large")
+                answer = await scripted.web("POST", "/v1/chat/completions", {**body, "tool_choice": choice})
+                assert answer.error == (400, "INVALID_FIELD", field)
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -247,7 +287,7 @@ class TestThoughts:
         ({"tools": [WEATHER] * 129}, "tools"),
         ({"tools": [WEATHER], "parallel_tool_calls": 1}, "parallel_tool_calls"),
         (
-            {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            {"tools": [WEATHER], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
             "tool_choice",
         ),
         ({"top_logprobs": 2}, "top_logprobs"),

@@ -11,7 +11,6 @@ response says so in `prompt_cache_diagnostics`.
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from typing import Any
 
 from jaxctx.errors import Aborted, InvalidArgument, JaxctxError, NotFound
@@ -157,12 +156,8 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
     if use is not None and use.base is not None:
         request.create.model_id = use.base.model_id
     model = await call.unary(call.services.models.get_model, GetModelRequest(model_id=request.create.model_id))
-    formats, tools = formats_of(model.model), await tool_use(request, conversation)
-    if request.generate.HasField("output_format"):
-        if tools.choice in ("required", "named"):
-            raise InvalidArgument.field("tool_choice", "must not demand a call of a text of another format")
-        formats = replace(formats, reasoning=None)  # the text has the format from its first character on
-    await formats.prepare(request.generate, tools)
+    tools = await tool_use(request, conversation)
+    formats = await formats_of(model.model).prepare(request.generate, tools)
     generation = Generation(
         create=request.create,
         source=source,

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.bundled import BUNDLED
+from jaxctx.model.text.json_schemas import closed_objects
 from jaxctx.model.text.tool_calls import (
     REASONING_FORMATS,
     TOOL_CALL_FORMATS,
@@ -246,3 +247,41 @@ def test_choices_that_cannot_be(tools: Any, choice: str, field: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         TOOL_CALL_FORMATS["hermes"].grammar(tools, choice, False)
     assert [violation.field for violation in raised.value.violations] == [field]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize("key", ["name", "city", "na", "parameters"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_calls_in_place_of_json(name: str, kind: str, key: str, parallel: bool) -> None:
+    """A text with a schema is JSON of it; nothing stands before the calls, and only a strict one has its schema."""
+    tokenizer, ids = tokenizer_of(name, kind)
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+    schema = closed_objects({"type": "object", "properties": {key: {"type": "string"}}, "required": [key]})
+    tools = [strict, NOW, ODD]
+    grammar = TOOL_CALL_FORMATS[name].grammar(tools, "auto", parallel, special_ids=ids, text_schema=schema)
+    text = f'{{"{key}": "Bonn"}}'
+    assert accepts(tokenizer, grammar, text)
+    assert accepts(tokenizer, grammar, written(name, ("get_weather", GOOD)))
+    assert accepts(tokenizer, grammar, written(name, ("now-2", '{"a": 1}')))
+    if TOOL_CALL_FORMATS[name].syntax.name_is_json:
+        assert accepts(tokenizer, grammar, written(name, (ODD["function"]["name"], "{}")))
+    assert accepts(tokenizer, grammar, written(name, ("now-2", "{}"), ("now-2", "{}"))) == parallel
+    for refused in (
+        "",
+        "Hello",
+        f'{{"{key}":  "Bonn"}}',
+        f'{{"{key}": 1}}',
+        written(name, ("get_weather", BAD[0])),
+        written(name, ("other", "{}")),
+        text + written(name, ("now-2", "{}")),
+        written(name, ("now-2", "{}")) + text,
+    ):
+        assert not accepts(tokenizer, grammar, refused), refused
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
+def test_json_that_looks_like_a_call_is_read_as_text(name: str) -> None:
+    """As far as it calls none of the tools: some families write calls as bare objects."""
+    text = '{"name": "Bonn", "parameters": {"days": [1]}}'
+    read = parse(TOOL_CALL_FORMATS[name].parser(tool_names=["get_weather"]), [*text])
+    assert (read.text, read.calls) == (text, [])

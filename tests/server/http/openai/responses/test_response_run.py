@@ -106,7 +106,6 @@ class TestTools:
                 "tool_choice.tools[0].name",
             ),
             ({"tool_choice": {"type": "allowed_tools", "mode": "never", "tools": []}}, "tool_choice.mode"),
-            ({"tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice"),
         ],
     )
     async def test_a_choice_that_cannot_be_followed(self, fields: dict[str, Any], field: str) -> None:
@@ -115,6 +114,18 @@ class TestTools:
             assert answer.error[0] == 400
             assert answer.error[2] == field
             assert scripted.engine.requests == []
+
+    @pytest.mark.parametrize("choice", ["auto", "required"])
+    async def test_a_call_before_a_text_that_has_a_format(self, choice: str) -> None:
+        schema = {"type": "object", "properties": {"temperature": {"type": "integer"}}}
+        text = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+        async with scripted_server(*CALL) as scripted:
+            answer = await scripted.web("POST", "/v1/responses", {**ASKED, "tool_choice": choice, "text": text})
+            assert [item["type"] for item in answer.json["output"]] == ["function_call"]
+            (request,) = scripted.engine.requests
+        assert request.output_format is not None
+        assert ("temperature" in str(request.output_format.grammar)) == (choice == "auto")
+        assert "get_weather" in str(request.output_format.grammar)
 
 
 class TestThoughts:
