@@ -316,7 +316,7 @@ class TestSmallPool:
 
     async def test_what_never_fits_is_refused(self, web: HttpClient) -> None:
         answer = await web("POST", PATH, body(WIDE, input="~" * 800))
-        assert answer.error == (429, "NEVER_FITS", None)
+        assert answer.error == (400, "NEVER_FITS", None)
         long_question = {**WIDE, "instructions": "~" * 400}
         assert (await web("POST", PATH, body(WIDE, long_question))).error == (429, "NEVER_FITS", None)
 
