@@ -1,6 +1,5 @@
 """The body of POST /v1/responses, read and checked."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
@@ -19,6 +18,7 @@ from jaxctx_server.http.openai.request import (
     set_sampling,
 )
 from jaxctx_server.http.openai.responses.items import parse_input
+from jaxctx_server.http.openai.responses.namespaces import is_namespace, namespace_of, put_into_namespace
 
 Json = dict[str, Any]
 MAX_TOOLS = 128
@@ -193,8 +193,22 @@ def parse_tools(value: object) -> list[str]:
     """
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidArgument.field("tools", f"must be a list of up to {MAX_TOOLS} tools")
-    functions = [(index, tool) for index, tool in enumerate(value) if not is_web_search(tool)]
-    return [json_text(chat_tool(tool, f"tools[{index}]")) for index, tool in functions]
+    functions: list[Json] = []
+    for index, tool in enumerate(value):
+        if is_namespace(tool):
+            functions += namespace_functions(tool, f"tools[{index}]")
+        elif not is_web_search(tool):
+            functions.append(chat_tool(tool, f"tools[{index}]"))
+    if len(functions) > MAX_TOOLS:
+        raise InvalidArgument.field("tools", f"must have up to {MAX_TOOLS} functions, those of namespaces counted")
+    return [json_text(function) for function in functions]
+
+
+def namespace_functions(tool: Json, field: str) -> list[Json]:
+    """The functions of a namespace in the form of chat. Raises InvalidArgument naming the field."""
+    namespace = namespace_of(tool, field)
+    functions = [chat_tool(each, f"{field}.tools[{index}]") for index, each in enumerate(tool["tools"])]
+    return [put_into_namespace(function, namespace) for function in functions]
 
 
 def is_web_search(tool: object) -> bool:
@@ -290,21 +304,6 @@ def set_output_format(fields: Mapping[str, Any], generate: GenerateRequest) -> N
             generate.output_format.json_schema = json_text(written_tightly(wanted["schema"]))
         case _:
             raise InvalidArgument.field("text.format.type", "must be text, json_object or json_schema")
-
-
-def response_tools(tools: Sequence[str]) -> list[Json]:
-    """Tools of chat in the form of this API."""
-    functions = [json.loads(tool)["function"] for tool in tools]
-    return [
-        {
-            "type": "function",
-            "name": function["name"],
-            "description": function.get("description"),
-            "parameters": function["parameters"],
-            "strict": function.get("strict", False),
-        }
-        for function in functions
-    ]
 
 
 def check_metadata(value: object) -> None:
