@@ -10,7 +10,8 @@ from jaxctx.model.text.json_schemas import written_tightly
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
 from jaxctx.v1.generation_pb2 import OutputFormat
-from jaxctx_server.http.anthropic.prompt import parse_prompt, parse_tools
+from jaxctx_server.http.anthropic.prompt import parse_prompt
+from jaxctx_server.http.anthropic.tools import callable_tools, definitions, parse_tools
 from jaxctx_server.http.errors import json_text
 from jaxctx_server.http.openai.request import check_asks_for_nothing, parse_object, parse_truth, set_field
 
@@ -48,7 +49,7 @@ class MessagesRequest:
     create: CreateContextRequest
     prompt: ChatMessages
     generate: GenerateRequest | None  # None: only compute the prompt
-    tools: Sequence[str]  # JSON texts as the chat template reads them
+    tools: Sequence[str]  # that can be called: JSON texts as the chat template reads them
     tool_choice: ToolChoice
     stream: bool
     has_context_management: bool  # edits of the context are asked for; none is ever applied
@@ -83,7 +84,7 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
 
 
 def parse_prompt_fields(fields: Json) -> tuple[CreateContextRequest, ChatMessages, list[str]]:
-    """Model, prompt and tools. Raises InvalidArgument naming the field."""
+    """Model, prompt, and the tools that can be called. Raises InvalidArgument naming the field."""
     for name, values in UNSUPPORTED_FIELDS.items():
         if name in fields:
             check_asks_for_nothing(name, fields[name], values)
@@ -93,14 +94,14 @@ def parse_prompt_fields(fields: Json) -> tuple[CreateContextRequest, ChatMessage
     if "cache_salt" in fields:
         set_field(create, "salt", fields["cache_salt"], "cache_salt")
     tools = parse_tools(fields.get("tools", []))
-    prompt = parse_prompt(fields.get("system"), fields.get("messages"))
+    prompt = parse_prompt(fields.get("system"), fields.get("messages"), definitions(tools))
     choice = fields.get("tool_choice")
     if not (isinstance(choice, dict) and choice.get("type") == "none"):
-        prompt.tools.extend(tools)
+        prompt.tools.extend(tool.text for tool in tools if not tool.is_deferred)
     thinking = template_arguments(fields.get("thinking"))
     if thinking:
         prompt.template_arguments = thinking
-    return create, prompt, tools
+    return create, prompt, [tool.text for tool in callable_tools(tools, fields["messages"])]
 
 
 def parse_generation(fields: Json) -> GenerateRequest | None:
