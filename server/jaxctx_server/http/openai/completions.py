@@ -27,6 +27,7 @@ from jaxctx_server.http.openai.request import (
     refuse,
 )
 from jaxctx_server.http.token_pieces import TokenPieces
+from jaxctx_server.validate import prompt_length_error
 
 Json = dict[str, Any]
 MAX_OUTPUTS = 128  # of a prompt
@@ -73,8 +74,7 @@ class CompletionRequest:
                 fill.tokens.ids.extend((await call.unary(models.tokenize, asked)).tokens)
             token_ids = fill.tokens.ids[:]
             if not 1 <= len(token_ids) <= model.max_context_tokens:
-                message = f"must be 1 to {model.max_context_tokens} tokens, is {len(token_ids)}"
-                raise InvalidArgument.field("tokens", message)
+                raise InvalidArgument.field("tokens", prompt_length_error(len(token_ids), model.max_context_tokens))
         if self.echo and fill.WhichOneof("content") == "tokens" and not text:
             shown = DetokenizeRequest(
                 model_id=model.model_id,

@@ -2,8 +2,8 @@
 
     {"type": "namespace", "name": "agents", "description": ..., "tools": [{"type": "function", "name": "spawn", ...}]}
 
-The model reads every function by its full name, "agents.spawn", with the namespace and its description beside it. A call
-of it is told, and kept, as a call of "spawn" in the namespace "agents".
+The model reads every function by its full name, "agents.spawn", with the namespace and its description beside it. A
+call of it is told, and kept, as a call of "spawn" in the namespace "agents".
 """
 
 import json
