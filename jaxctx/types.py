@@ -56,7 +56,8 @@ class EngineStats:
     tokens_generated: int  # tokens generated, in total
     preemptions: int  # requests put back into the queue under memory pressure, in total
     suspensions: int  # contexts suspended under memory pressure, in total
-    compilations_after_ready: int  # compilations since the engine was ready, in total; more than 0 is a defect
+    compilations_after_ready: int  # compilations that requests waited for, in total; more than 0 is a defect
+    functions_compiling: int  # steps still to be compiled after a start; until then batches are padded to larger ones
     tokens_restored: int  # tokens restored from other tiers, in total
     host_pages_total: int  # pages that fit into the host's memory
     host_pages_used: int  # of these, in use

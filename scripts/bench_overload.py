@@ -239,7 +239,7 @@ def _tell(name: str, row: dict[str, float]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--command", default=f"{sys.executable} -m jaxctx_server.cli")
+    parser.add_argument("--command", default=f"{sys.executable} -m jaxctx_server.cli --compile-all")
     parser.add_argument("--loads", type=float, nargs="+", default=[1.0, 2.0, 5.0, 10.0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of every load, after its first deadline")

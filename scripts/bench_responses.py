@@ -74,7 +74,13 @@ class Server:
     """A server process."""
 
     def __init__(self, checkpoint: str, store: Path, options: str) -> None:
-        command = [str(Path(sys.executable).with_name("jaxctx-serve")), checkpoint, "--store", str(store)]
+        command = [
+            str(Path(sys.executable).with_name("jaxctx-serve")),
+            checkpoint,
+            "--store",
+            str(store),
+            "--compile-all",
+        ]
         command += ["--grpc-port", "0", "--http-port", "0", *shlex.split(options)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None

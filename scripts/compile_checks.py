@@ -71,7 +71,7 @@ def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat
         device, place = chips.one, SingleDeviceSharding(chips.one)
         pages = KERNEL_TOKENS // page_size
         pool = kv_pages_struct(KV_HEADS, pages, page_size, dim, dtype, device.platform)
-        name = select_kernel(device.platform, pool)
+        name = select_kernel(device, pool).name
         if name == "reference":
             raise LookupError("no kernel is chosen")
         shape = metadata_shape(rows, page_size, SIZES.max_context_tokens, pages, name)
@@ -99,8 +99,8 @@ def step(model_name: str, rows: int, *, split: bool = False, kv_dtype: str = "bf
             places = [logical_sharding(chips.four, spec.axes) for spec in model.specs]
             params = tuple(p.update(sharding=place) for p, place in zip(params, places, strict=True))
         program = CompiledModel(model, params, SIZES, chips.four if split else chips.one)
-        if program.shapes[0].metadata.kernel == "reference":
-            raise LookupError("no kernel is chosen")
+        if program.kernel.name == "reference":
+            raise LookupError(f"no kernel is chosen: {program.kernel.why_no_kernel}")
         return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
 
     return lower

@@ -556,6 +556,7 @@ class Client(AsyncCloseable):
             preemptions=sum(load.preemptions for load in loads),
             suspensions=sum(load.suspensions for load in loads),
             compilations_after_ready=sum(load.compilations_after_ready for load in loads),
+            functions_compiling=sum(load.functions_compiling for load in loads),
             tokens_restored=sum(load.tokens_restored for load in loads),
             host_pages_total=sum(load.host_pages_total for load in loads),
             host_pages_used=sum(load.host_pages_used for load in loads),

@@ -20,6 +20,7 @@ from jaxctx.engine.core.request import Request
 from jaxctx.engine.core.step_loop import StepLoop
 from jaxctx.engine.grammar.compiler import GrammarCompiler, PreparedMatcher
 from jaxctx.engine.interface import Caller, Engine
+from jaxctx.engine.runner.background_compiler import BackgroundCompiler
 from jaxctx.engine.snapshots.service import SnapshotService
 from jaxctx.engine.snapshots.store_calls import complete_or_undo
 from jaxctx.errors import InvalidArgument, ResourceExhausted
@@ -33,6 +34,7 @@ from jaxctx.types import (
     SaveRequest,
     UpdateContextRequest,
 )
+from jaxctx_kernels import KernelChoice
 
 STATS_TIMEOUT_S = 1.0  # after which `stats` answers with what it knew last
 RETRY_S = 0.01  # how often a waiting reserve_pages asks again, and a drain looks
@@ -49,6 +51,7 @@ class LocalEngine(Engine):
         self.store = store
         self.snapshot_service = SnapshotService(core, self.loop, store)
         self.grammars = GrammarCompiler(core.text, info.vocab_size)
+        self._background_compiler = BackgroundCompiler(core.runner)
         self._contexts = core.contexts
         self._lifecycle = core.lifecycle
         self._cache = core.cache
@@ -62,13 +65,20 @@ class LocalEngine(Engine):
         window = self._config.attention_window
         return window if window == self._config.max_context_tokens else None
 
+    @property
+    def attention_kernel(self) -> KernelChoice:
+        """What computes attention on the engine's device."""
+        return self.core.runner.kernel
+
     def start(self) -> None:
         """Start the threads."""
+        self._background_compiler.start()
         self.loop.start()
         self.snapshot_service.start()
 
     def stop(self) -> None:
         """End running work with Unavailable and join the threads. For an orderly end, `drain` first."""
+        self._background_compiler.stop()
         self.snapshot_service.stop()
         self.grammars.close()
         self.loop.stop()

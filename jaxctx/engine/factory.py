@@ -40,14 +40,20 @@ def open_engine(
     mesh: Mesh | None = None,
     store: str | None = None,
     progress: CompileProgress | None = None,
+    compile_all: bool = False,
 ) -> LocalEngine:
-    """Allocate the KV array, compile every step shape, start the step thread. Returns when ready to serve.
+    """Allocate the KV array, compile, start the step thread. Returns when ready to serve.
 
-    `mesh`: the model is split over it. `store` is the URL of a store for durable snapshots (None: there are none);
-    `progress` is called after each compiled function.
+    Ready is when the largest step of each kind is compiled, into which every batch can be padded; the engine compiles
+    the smaller ones while it serves. With `compile_all` nothing is left for later. `mesh`: the model is split over it.
+    `store` is the URL of a store for durable snapshots (None: there are none); `progress` is called after each function
+    that is compiled before the engine is ready.
     """
     runner = ModelRunner(served.model, served.params, config, mesh)
-    runner.compile(progress)
+    if compile_all:
+        runner.compile(progress)
+    else:
+        runner.compile_needed(progress)
     deps = RuntimeDeps()
     engine = build_engine(served, config, runner, deps, open_store(store, config, deps), mesh=mesh)
     threading.Thread(target=engine.grammars.warm_up, name="jaxctx-grammar-warm-up", daemon=True).start()

@@ -139,6 +139,7 @@ class EngineStats(google.protobuf.message.Message):
     REQUESTS_ADMITTED_FIELD_NUMBER: builtins.int
     QUEUE_SECONDS_FIELD_NUMBER: builtins.int
     STEP_SECONDS_FIELD_NUMBER: builtins.int
+    FUNCTIONS_COMPILING_FIELD_NUMBER: builtins.int
     pages_total: builtins.int
     """Pages in the pool."""
     pages_free: builtins.int
@@ -170,7 +171,7 @@ class EngineStats(google.protobuf.message.Message):
     suspensions: builtins.int
     """Contexts suspended under memory pressure, in all."""
     compilations_after_ready: builtins.int
-    """Compilations since the engine was ready, in all: 0 in a sound server."""
+    """Compilations that requests waited for since the engine was ready, in all: 0 in a sound server."""
     tokens_restored: builtins.int
     """Tokens brought back from other tiers in all."""
     host_pages_total: builtins.int
@@ -203,6 +204,8 @@ class EngineStats(google.protobuf.message.Message):
     """Seconds that these waited before, in all."""
     step_seconds: builtins.float
     """Seconds that steps took, in all."""
+    functions_compiling: builtins.int
+    """Steps that are still to be compiled after a start; until then smaller batches are padded to larger steps."""
     def __init__(
         self,
         *,
@@ -237,8 +240,9 @@ class EngineStats(google.protobuf.message.Message):
         requests_admitted: builtins.int = ...,
         queue_seconds: builtins.float = ...,
         step_seconds: builtins.float = ...,
+        functions_compiling: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "publications", b"publications", "queue_seconds", b"queue_seconds", "requests_admitted", b"requests_admitted", "running", b"running", "snapshots", b"snapshots", "step_seconds", b"step_seconds", "steps", b"steps", "suspensions", b"suspensions", "tokens_accepted", b"tokens_accepted", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_drafted", b"tokens_drafted", "tokens_generated", b"tokens_generated", "tokens_queried", b"tokens_queried", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "functions_compiling", b"functions_compiling", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "publications", b"publications", "queue_seconds", b"queue_seconds", "requests_admitted", b"requests_admitted", "running", b"running", "snapshots", b"snapshots", "step_seconds", b"step_seconds", "steps", b"steps", "suspensions", b"suspensions", "tokens_accepted", b"tokens_accepted", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_drafted", b"tokens_drafted", "tokens_generated", b"tokens_generated", "tokens_queried", b"tokens_queried", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
 
 global___EngineStats = EngineStats
 

@@ -21,6 +21,7 @@ on the host (`build_attention_metadata`) and once per layer on the device (`writ
 `docs/kernels.md` keeps what was measured, what won and what failed.
 """
 
+from jaxctx_kernels.dispatch import KernelChoice as KernelChoice
 from jaxctx_kernels.dispatch import attend as attend
 from jaxctx_kernels.dispatch import select_kernel as select_kernel
 from jaxctx_kernels.kv_cache import KVPages as KVPages

@@ -5,31 +5,48 @@
                           "gpu"              mosaic_hopper.attend    reference.attend
                           "tpu"              pallas_tpu.attend       reference.attend
 
-The implementations never call this module. `select_kernel` says which kernel suits a platform and a layout of pages;
-the caller puts the answer into the metadata's shape, with which a step is compiled.
+The implementations never call this module. `select_kernel` says which kernel suits a device and a layout of pages; the
+caller puts the answer into the metadata's shape, with which a step is compiled.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Bool, Float, Float32
 
 from jaxctx_kernels import reference
-from jaxctx_kernels.kv_cache import KVPages, fits_hopper_kernel, fits_tpu_kernel
+from jaxctx_kernels.kv_cache import HOPPER_PAGES, TPU_PAGES, KVPages, fits_hopper_kernel, fits_tpu_kernel
 from jaxctx_kernels.metadata import AttentionMetadata, KernelName, MetadataShape
 
+HOPPER = "9.0"  # the compute capability of H100, H200 and GH200, whose instructions no other GPU has
 
-def select_kernel(platform: str, pages: Any) -> KernelName:
-    """What computes attention over such pages on `platform`: its own kernel if that can read them, else the reference.
 
-    `pages`: keys (or values), as arrays or ShapeDtypeStructs. `platform` is JAX's name: "cpu", "gpu" or "tpu".
+class KernelChoice(NamedTuple):
+    """What computes attention on a device, and why it is not a kernel where that would be faster."""
+
+    name: KernelName
+    why_no_kernel: str = ""  # a clause: "it has compute capability 8.0, …"; empty on CPUs, too
+
+
+def select_kernel(device: Any, pages: Any) -> KernelChoice:
+    """What computes attention over such pages on `device`: its own kernel if that can read them, else the reference.
+
+    `device`: of JAX, or described like one: its `platform`, and of a GPU its `compute_capability`, decide. `pages`:
+    keys (or values), as arrays or ShapeDtypeStructs.
     """
-    if platform == "gpu" and fits_hopper_kernel(pages):
-        return "gpu"
-    if platform == "tpu" and fits_tpu_kernel(pages):
-        return "tpu"
-    return "reference"
+    if device.platform == "gpu":
+        if device.compute_capability != HOPPER:
+            why = f"it has compute capability {device.compute_capability}, and the kernel needs {HOPPER} (H100, H200)"
+            return KernelChoice("reference", why)
+        if not fits_hopper_kernel(pages):
+            return KernelChoice("reference", f"the kernel needs {HOPPER_PAGES}")
+        return KernelChoice("gpu")
+    if device.platform == "tpu":
+        if not fits_tpu_kernel(pages):
+            return KernelChoice("reference", f"the kernel needs {TPU_PAGES}")
+        return KernelChoice("tpu")
+    return KernelChoice("reference")
 
 
 @partial(jax.jit, static_argnames="shape")  # layers of a step, and programs of one shape, share a trace; XLA inlines it

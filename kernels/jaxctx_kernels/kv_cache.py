@@ -86,6 +86,10 @@ def kv_values(pages: Any) -> Any:
     return pages.values if isinstance(pages, QuantizedKV) else pages
 
 
+HOPPER_PAGES = "head_dim 64, 128 or 256, pages of 16, 32, 64 or 128 tokens, and KV of bfloat16 or 8 bits"
+TPU_PAGES = "pages of a multiple of 16 tokens, and KV heads that fill 128 lanes side by side"
+
+
 def fits_hopper_kernel(pages: Any) -> bool:
     """Whether the Hopper kernel reads pages of this layout, given as arrays or ShapeDtypeStructs."""
     values = kv_values(pages)

@@ -38,6 +38,7 @@ def our_command(model: str | None, port: int, options: str) -> list[str]:
         str(port),
         "--http-port",
         "0",
+        "--compile-all",  # what is measured is not beside a compilation
         *shlex.split(options),
     ]
 

@@ -12,6 +12,7 @@ COARSE_KV_WARNING = (
     "KV of float8_e4m3fn is coarse: it changes log probabilities 3 to 7 times as much as int8, in as much memory; "
     "use --kv-dtype int8"
 )
+NO_KERNEL_WARNING = "attention is computed by plain JAX, which is right but slower than a kernel: {why}"
 PLAIN_TEXT_WARNING = (
     "without TLS keys, prompts and outputs travel as plain text, for everybody on the way to read; "
     "use --tls-cert and --tls-key, or a network of your own"
@@ -26,6 +27,7 @@ def banner(
     seconds: float,
     *,
     window: int | None = None,
+    why_no_kernel: str = "",
     tls: str | None = None,
     is_readable: bool = False,
 ) -> str:
@@ -34,6 +36,7 @@ def banner(
     `info` is None on a router, whose engines register with it. `addresses` are those of gRPC, with their
     real ports; `http_url` is None where HTTP is not served. `keys` is None where
     the server has no keys. `window` is the model's attention window in tokens, if that limits the length of a context.
+    `why_no_kernel` is a clause that says why the device has no kernel for attention; empty: it has one, or is a CPU.
     `seconds` is how long the start took. `tls` is what the TCP addresses use, TLS or mTLS; None: neither.
     `is_readable`: what is sent passes other machines as plain text.
     """
@@ -46,6 +49,8 @@ def banner(
     if http_url is not None:
         rows.append(("HTTP", f"{http_url} (OpenAI: {http_url}/v1){suffix}"))
     rows.append(("keys", access))
+    if why_no_kernel:
+        rows.append(("WARNING", NO_KERNEL_WARNING.format(why=why_no_kernel)))
     if is_readable:
         rows.append(("WARNING", PLAIN_TEXT_WARNING))
     lines = [f"  {name:<9} {text}" for name, text in rows]

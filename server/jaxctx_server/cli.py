@@ -197,9 +197,9 @@ def compile_ahead(config: "CompileConfig") -> int:
     from jaxctx_server.engine_builder import build_engine
     from jaxctx_server.progress import progress_shown
 
-    without_tiers = replace(config, store=None, host_tokens=0, disk_tokens=0, disk_file=None)
+    whole = replace(config, compile_all=True, store=None, host_tokens=0, disk_tokens=0, disk_file=None)
     with progress_shown(sys.stderr) as progress:
-        engine, _ = build_engine(without_tiers, progress)
+        engine, _ = build_engine(whole, progress)
         engine.stop()
     print(f"compiled into {config.compile_cache}")
     return OK

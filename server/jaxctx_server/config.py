@@ -166,6 +166,9 @@ class ServeConfig:
 
     compile_cache: None | Path = field(default_factory=default_compile_cache)
     """Keep compiled steps here, so that the next start is quick. None: nowhere."""
+    compile_all: bool = False
+    """Compile every step before the server is ready. Without it, it is ready with the largest step of each kind, into
+    which smaller batches are padded, and compiles the others while it serves."""
     drain_timeout_s: Annotated[float, within(0, 86400)] = 60.0
     """How long running work may take to finish after Ctrl-C or SIGTERM, in seconds."""
     otlp_endpoint: None | str = None

@@ -27,7 +27,7 @@ from jaxctx_server.progress import Progress
 
 
 def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:
-    """Load the model, compile its steps, start its engine. Takes long; runs on a thread of its own.
+    """Load the model, compile what every request needs, or all, and start its engine. Takes long; runs on a thread.
 
     The caller stops the engine with its `stop`. Raises StartError for what the user can correct.
     """
@@ -37,7 +37,10 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
         mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
         sizes = _engine_config(config, served.model, _fitting_pages(config, served, mesh, progress))
-        return open_engine(served, sizes, mesh=mesh, store=config.store, progress=progress.compiled), served.text
+        engine = open_engine(
+            served, sizes, mesh=mesh, store=config.store, progress=progress.compiled, compile_all=config.compile_all
+        )
+        return engine, served.text
 
 
 def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:

@@ -215,6 +215,7 @@ class Server:
             tls=None if self._tls is None else self._tls.name,
             is_readable=self._tls is None and is_beyond_loopback(self._config.host),
             window=None if engine is None else engine.attention_window,
+            why_no_kernel="" if engine is None else engine.attention_kernel.why_no_kernel,
         )
         print(text, file=self._out, flush=True)
 

@@ -44,7 +44,7 @@ def compiled_ahead(cache_of_its_own: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def bundled(cache_of_its_own: Path, compiled_ahead: set[str]) -> Iterator[Server]:
-    server = Server(*SMALL, cache=cache_of_its_own)
+    server = Server(*SMALL, "--compile-all", cache=cache_of_its_own)
     yield server
     server.kill()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -42,10 +43,29 @@ def test_the_shape_names_the_kernel(
     assert called == [shape]
 
 
+HOPPER = SimpleNamespace(platform="gpu", compute_capability="9.0")
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn", "float32"])
 def test_the_hopper_kernel_is_chosen_for_what_it_is_made_for(dtype: str) -> None:
-    of = {pages: select_kernel("gpu", kv_pages_struct(1, 4, pages, 128, dtype, "gpu")) for pages in (8, 16, 128)}
+    of = {pages: select_kernel(HOPPER, kv_pages_struct(1, 4, pages, 128, dtype, "gpu")).name for pages in (8, 16, 128)}
     assert of == {8: "reference", **dict.fromkeys((16, 128), "reference" if dtype == "float32" else "gpu")}
+
+
+def test_where_the_hopper_kernel_cannot_read_the_pages_it_says_why() -> None:
+    choice = select_kernel(HOPPER, kv_pages_struct(1, 4, 16, 96, "bfloat16", "gpu"))
+    assert choice.name == "reference"
+    assert choice.why_no_kernel.startswith("the kernel needs head_dim 64, 128 or 256")
+    assert select_kernel(HOPPER, kv_pages_struct(1, 4, 16, 128, "bfloat16", "gpu")).why_no_kernel == ""
+
+
+@pytest.mark.parametrize("capability", ["8.0", "8.6", "8.9", "10.0", "12.0"])
+def test_other_gpus_have_the_reference_and_say_so(capability: str) -> None:
+    """Their instructions are others: the kernel would not compile, and the server not start."""
+    other = SimpleNamespace(platform="gpu", compute_capability=capability)
+    choice = select_kernel(other, kv_pages_struct(1, 4, 16, 128, "bfloat16", "gpu"))
+    assert choice.name == "reference"
+    assert f"capability {capability}, and the kernel needs 9.0" in choice.why_no_kernel
 
 
 @pytest.mark.parametrize(
@@ -62,8 +82,12 @@ def test_the_hopper_kernel_is_chosen_for_what_it_is_made_for(dtype: str) -> None
 def test_the_tpu_kernel_is_chosen_for_what_it_is_made_for(
     kv_heads: int, page_size: int, dim: int, dtype: str, kernel: str
 ) -> None:
-    assert select_kernel("tpu", kv_pages_struct(kv_heads, 4, page_size, dim, dtype, "tpu")) == kernel
+    tpu = SimpleNamespace(platform="tpu")
+    choice = select_kernel(tpu, kv_pages_struct(kv_heads, 4, page_size, dim, dtype, "tpu"))
+    assert choice.name == kernel
+    assert bool(choice.why_no_kernel) == (kernel == "reference")
 
 
 def test_a_cpu_has_the_reference() -> None:
-    assert select_kernel("cpu", kv_pages_struct(2, 4, 16, 128, "bfloat16", "cpu")) == "reference"
+    choice = select_kernel(jax.devices()[0], kv_pages_struct(2, 4, 16, 128, "bfloat16", "cpu"))
+    assert choice == ("reference", "")

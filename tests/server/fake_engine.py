@@ -42,6 +42,7 @@ from jaxctx.types import (
     Usage,
     utc_datetime,
 )
+from jaxctx_kernels import KernelChoice
 
 PAGE_SIZE = 4
 INFO = EngineInfo(
@@ -76,6 +77,7 @@ STATS = EngineStats(
     preemptions=0,
     suspensions=0,
     compilations_after_ready=0,
+    functions_compiling=0,
     draining=False,
     tokens_restored=0,
     host_pages_total=0,
@@ -133,6 +135,7 @@ class FakeEngine:
     """Implements `jaxctx.engine.interface.Engine`."""
 
     attention_window: int | None = None
+    attention_kernel = KernelChoice("reference")
 
     def __init__(self) -> None:
         self.info = INFO

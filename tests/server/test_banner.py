@@ -37,6 +37,13 @@ def test_it_says_what_the_addresses_use(tls: str | None, keys: list[str] | None,
     assert "WARNING" not in told
 
 
+def test_it_warns_where_no_kernel_serves() -> None:
+    told = banner(None, ["h:1"], None, None, 1.0, why_no_kernel="it has compute capability 8.0")
+    assert "WARNING   attention is computed by plain JAX" in told
+    assert "slower than a kernel: it has compute capability 8.0\n" in told
+    assert "WARNING" not in banner(None, ["h:1"], None, None, 1.0)
+
+
 def test_it_warns_of_keys_that_others_can_read() -> None:
     told = banner(None, ["h:1"], None, ["key"], 1.0, is_readable=True)
     assert "WARNING   without TLS keys, prompts and outputs travel as plain text" in told

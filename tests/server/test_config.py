@@ -108,6 +108,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "max_snapshots_per_tenant": ("15", 15),
     "max_snapshot_bytes_per_tenant": ("16", 16),
     "compile_cache": ("None", None),
+    "compile_all": ("true", True),
     "drain_timeout_s": ("1.5", 1.5),
     "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
     "log_level": ("debug", "debug"),
@@ -129,7 +130,12 @@ NEEDS: dict[str, dict[str, str]] = {
 def test_each_setting_from_each_source(name: str, tmp_path: Path) -> None:
     text, value = EXAMPLES[name]
     option = name.replace("_", "-")
-    flag = [text] if name == "model" else [f"--no-{option}"] if value is False else [f"--{option}", text]
+    if name == "model":
+        flag = [text]
+    elif isinstance(value, bool):
+        flag = [f"--{option}" if value else f"--no-{option}"]
+    else:
+        flag = [f"--{option}", text]
     others = NEEDS.get(name, {})
     flags = [part for needed, amount in others.items() for part in (f"--{needed.replace('_', '-')}", amount)]
     assert getattr(read(*flag, *flags), name) == value

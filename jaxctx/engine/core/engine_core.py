@@ -513,6 +513,7 @@ class EngineCore:
             preemptions=scheduler.preemptions,
             suspensions=scheduler.suspensions,
             compilations_after_ready=self.runner.compilations_after_ready,
+            functions_compiling=self.runner.functions_left,
             tokens_restored=scheduler.tokens_restored,
             host_pages_total=memory.host_pages_total,
             host_pages_used=memory.host_pages_used,

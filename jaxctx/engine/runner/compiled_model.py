@@ -19,7 +19,7 @@ from jaxctx.engine.runner.step import KVCache, Pools, StepShape, make_step
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import SlotState, allowed_words, load_allowed, load_slot, slot_state
 from jaxctx.model.sharding import KV_POOL_AXES, TENSOR, logical_sharding
-from jaxctx_kernels import kv_pages_struct, metadata_shape, select_kernel
+from jaxctx_kernels import KernelChoice, kv_pages_struct, metadata_shape, select_kernel
 
 
 class StateFunction(enum.Enum):
@@ -48,7 +48,10 @@ class CompiledModel:
     """The functions of one engine, for one device or split over a mesh.
 
     `shapes` and `custom_mask_shapes` are the steps, in ascending order of rows; `functions` is everything to compile,
-    what takes longest first. `params`, `pools` and `state` describe the arrays; `page` a page outside the pools.
+    what takes longest first. Of these, `needed_functions` serve every request, as a batch may be padded into the
+    largest step of its kind; `faster_functions`, in the order of their use, are the steps of smaller batches.
+    `params`, `pools` and `state` describe the arrays; `page` a page outside the pools; `kernel` says what computes
+    attention.
     """
 
     def __init__(self, model: Model, params: Params, config: EngineConfig, place: Mesh | jax.Device) -> None:
@@ -65,12 +68,16 @@ class CompiledModel:
         self.pools = self._make_pools()
         pools_are_split = jax.tree.leaves(self.pools)[0].sharding != self.replicated
         self._pools_mesh = self._mesh if pools_are_split else None
+        self.kernel = self._select_kernel(device)
         state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
         self.state: SlotState = jax.tree.map(lambda array: self._struct(array.shape, array.dtype), state)
         self.shapes = self._step_shapes()
         self.custom_mask_shapes = self._custom_mask_shapes()
         longest_first = reversed(self.shapes + self.custom_mask_shapes)
         self.functions: tuple[Function, ...] = (*longest_first, *StateFunction)
+        largest = (self.custom_mask_shapes[-1], self.shapes[-1])
+        self.needed_functions: tuple[Function, ...] = (*largest, *StateFunction)
+        self.faster_functions: tuple[StepShape, ...] = self.shapes[:-1] + self.custom_mask_shapes[:-1]
         self.pages_per_call = min(config.moving_pages, MAX_PAGES_PER_CALL)  # a call for fewer is padded, at equal cost
         self.allowed_words = allowed_words(model.vocab_size)
         self.masks_per_call = min(config.max_batch, MAX_MASKS_PER_CALL)  # a call for fewer is padded
@@ -120,6 +127,14 @@ class CompiledModel:
         pool = jax.tree.map(lambda array: self._struct(array.shape, array.dtype, sharding), stored)
         return (KVCache(pool, pool),) * (spec.layers // layers_per_cache)
 
+    def _select_kernel(self, device: Any) -> KernelChoice:
+        """What computes attention; of each device alike."""
+        choice = select_kernel(device, self.pools[0].k)
+        if choice.name != "reference" and self._pools_mesh is None and len(self.replicated.device_set) > 1:
+            # XLA does not split a kernel over a mesh, nor can what it reads be split where there are too few heads.
+            return KernelChoice("reference", "the model's KV heads cannot be split over the devices")
+        return choice
+
     def _step_shapes(self) -> tuple[StepShape, ...]:
         buckets = (ONE_ROW if self.platform == "cpu" else ()) + self._config.row_buckets()
         return tuple(self._step_shape(rows, self._config.samples(rows)) for rows in buckets)
@@ -133,11 +148,8 @@ class CompiledModel:
         return tuple(dict.fromkeys(shapes))  # small engines have one of them only
 
     def _step_shape(self, rows: int, samples: int, mask_words: int = 0) -> StepShape:
-        pages = self._config.pages + 1
-        # XLA does not split a kernel over a mesh, nor can what it reads be split where there are too few heads.
-        unsplit_on_mesh = self._pools_mesh is None and len(self.replicated.device_set) > 1
-        kernel = "reference" if unsplit_on_mesh else select_kernel(self.platform, self.pools[0].k)
-        metadata = metadata_shape(rows, self._config.page_size, self._config.max_context_tokens, pages, kernel)
+        config, pages = self._config, self._config.pages + 1
+        metadata = metadata_shape(rows, config.page_size, config.max_context_tokens, pages, self.kernel.name)
         return StepShape(rows, min(rows, samples), metadata, mask_words)
 
     def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:

@@ -1,12 +1,15 @@
 """`ModelRunner`: the arrays of one engine, and the executables that work on them.
 
-It owns parameters, page arrays and slot state; it knows shapes, not contexts. Everything it will ever run is compiled
-in `compile`, before the engine is ready; afterwards it only calls executables, so no request can cause a compilation.
-All calls come from the step thread; the device executes them in the order given, which is what makes it safe to reuse a
-freed page at once: a later write can never overtake an earlier read.
+It owns parameters, page arrays and slot state; it knows shapes, not contexts. Before the engine is ready, `compile`
+compiles everything it will ever run, or `compile_needed` what every request can be served with; afterwards it only
+calls executables, so no request can cause a compilation, nor waits for one. What `compile_needed` left is compiled by
+`compile_next`, on a thread of its own. All other calls come from the step thread; the device executes them in the order
+given, which is what makes it safe to reuse a freed page at once: a later write can never overtake an earlier read.
 """
 
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -28,6 +31,7 @@ Executable = Callable[..., Any]
 CompileProgress = Callable[[str, int, int], None]
 """Called with the name of what was compiled, how many functions are compiled, and of how many."""
 
+MAX_COMPILE_THREADS = 8
 CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}  # where a CPU has such vectors; XLA's own choice is 256
 
 
@@ -43,9 +47,13 @@ class ModelRunner:
         self._pools, self._state = jax.tree.map(_zeros, described)
         self._neutral_sampling = row_words()
         self._compiled: dict[Function, Executable] = {}
+        self.kernel = self._compiled_model.kernel
         self.compilations_after_ready = 0  # on threads that count them
         self.shapes = self._compiled_model.shapes
         self.custom_mask_shapes = self._compiled_model.custom_mask_shapes
+        # Replaced as a whole by the thread that compiles, while the step thread reads it.
+        self._usable_shapes = self.shapes + self.custom_mask_shapes
+        self._left_to_compile: deque[StepShape] = deque()
         page = self._compiled_model.page
         self.page_shape: tuple[int, ...] = page.shape  # of one page outside the pools, see `page_functions`
         self.page_dtype: np.dtype[Any] = np.dtype(page.dtype)  # uint16 may stand for the bits of bfloat16
@@ -54,9 +62,43 @@ class ModelRunner:
         self._has_host_memory = self._host_sharding is not page.sharding  # that the device reaches by itself
         self._padding_page = jax.device_put(np.zeros(self.page_shape, self.page_dtype), self._host_sharding)
 
-    def compile(self, progress: CompileProgress | None = None, threads: int = 2) -> None:
+    def compile(self, progress: CompileProgress | None = None, threads: int | None = None) -> None:
         """Compile every step shape, page moves and slot loads, then run each once on scratch data."""
-        functions = self._compiled_model.functions
+        self._compile_all(self._compiled_model.functions, progress, threads)
+
+    def compile_needed(self, progress: CompileProgress | None = None, threads: int | None = None) -> None:
+        """Compile the largest step of each kind, page moves and slot loads, then run each once on scratch data.
+
+        Every batch fits into these. `compile_next` compiles the others.
+        """
+        self._usable_shapes = (self.shapes[-1], self.custom_mask_shapes[-1])
+        self._compile_all(self._compiled_model.needed_functions, progress, threads)
+        self._left_to_compile.extend(self._compiled_model.faster_functions)
+
+    @property
+    def functions_left(self) -> int:
+        """How many functions are still to be compiled by `compile_next`."""
+        return len(self._left_to_compile)
+
+    def compile_next(self) -> StepShape:
+        """Compile the next step of those that are left; batches use it from then on. Any one thread may call this.
+
+        What compiles needs no warm-up: the first call is some 20 ms slower. Raises IndexError if nothing is left, and
+        what the compiler raises for a step that cannot be compiled: that one is not left any more, and never used.
+        """
+        shape = self._left_to_compile[0]
+        try:
+            self._compile(shape)
+        finally:
+            self._left_to_compile.popleft()
+        usable = {*self._usable_shapes, shape}
+        self._usable_shapes = tuple(each for each in self.shapes + self.custom_mask_shapes if each in usable)
+        return shape
+
+    def _compile_all(
+        self, functions: Sequence[Function], progress: CompileProgress | None, threads: int | None
+    ) -> None:
+        threads = threads or max(2, min(os.cpu_count() or 1, MAX_COMPILE_THREADS))
         with ThreadPoolExecutor(threads, "jaxctx-compile") as pool:
             futures = {pool.submit(self._compile, function): function for function in functions}
             try:
@@ -66,15 +108,15 @@ class ModelRunner:
                         progress(str(futures[future]), done, len(functions))
             finally:  # interrupted, or one failed: only what is under way is waited for
                 pool.shutdown(wait=False, cancel_futures=True)
-        self._warm_up()
+        self._warm_up([function for function in functions if isinstance(function, StepShape)])
 
     def _compile(self, function: Function) -> None:
         options = CPU_OPTIONS if self._compiled_model.platform == "cpu" else None
         self._compiled[function] = self._compiled_model.lower(function).compile(options)
 
-    def _warm_up(self) -> None:
-        """Call everything once on scratch data: the first call of an executable does work of its own."""
-        for shape in self.shapes + self.custom_mask_shapes:
+    def _warm_up(self, shapes: Sequence[StepShape]) -> None:
+        """Call these steps, and all else, once on scratch data: a first call does work of its own."""
+        for shape in shapes:
             packed, _ = self.make_step_inputs(shape)
             jax.block_until_ready(self.run(shape, packed))
         self.copy_pages([0], [0])
@@ -85,8 +127,11 @@ class ModelRunner:
 
     def select_bucket(self, rows: int, outputs: int = 0) -> StepShape:
         """The smallest compiled shape that holds `rows`; with `outputs`, a custom-mask shape with so many samples."""
-        shapes = self.custom_mask_shapes if outputs else self.shapes
-        return next(shape for shape in shapes if shape.rows >= rows and shape.samples >= outputs)
+        return next(
+            shape
+            for shape in self._usable_shapes
+            if (shape.mask_words > 0) == (outputs > 0) and shape.rows >= rows and shape.samples >= outputs
+        )
 
     def make_step_inputs(self, shape: StepShape) -> tuple[Int32[np.ndarray, " size"], StepInputs]:
         """A packed vector that does nothing, and its views to write into.

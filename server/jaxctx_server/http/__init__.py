@@ -6,6 +6,7 @@
     endpoint.py       a route: admission by the server's pipeline, handler, response; the end when the client leaves
     call.py           one request: its body, its caller, and the calls of services that it needs
     generation.py     one prompt and its outputs: the calls that every API of text needs
+    interleave.py     several prompts or questions at once
     events.py         server-sent events
     errors.py         errors as JSON with an HTTP status, in the form of each API
     headers.py        headers that are refused
@@ -17,6 +18,7 @@
     message_schemas.py  schemas of the contract's messages
     request_body.py   limits of a body: its type, its size, how much JSON it holds
     openai/           /v1/completions, /v1/chat/completions, /v1/models
+    decisions/        /v1/decisions
     contextcache/     /v1/context, and the headers that continue what is kept there
     programs/         sessions, variables, calls and graphs
     ops/              /health, /livez, /readyz, /version, /tokenize, /detokenize, /tokenizer_info, /openapi.json

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jaxctx_server.http.anthropic.app import anthropic_routes
 from jaxctx_server.http.contextcache.app import contextcache_routes
 from jaxctx_server.http.contextcache.registry import ContextRegistry
+from jaxctx_server.http.decisions.app import decision_routes
 from jaxctx_server.http.errors import OPENAI_ERRORS, HttpError
 from jaxctx_server.http.frontend import Frontend
 from jaxctx_server.http.openai.app import openai_routes
@@ -65,6 +66,7 @@ def make_app(
     app = Starlette(
         routes=[
             *openai_routes(),
+            *decision_routes(),
             *anthropic_routes(),
             *contextcache_routes(),
             *program_routes(),

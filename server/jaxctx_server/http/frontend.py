@@ -33,11 +33,12 @@ class Frontend:
     logged_fields: set[str] = field(default_factory=set)
     """Names of unknown fields that were logged, or how they begin; each is logged once."""
 
-    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something that must be done also when the request that began it is cancelled."""
         task = asyncio.create_task(work)
         self.background_tasks.add(task)
         task.add_done_callback(self.background_tasks.discard)
+        return task
 
     def log_unknown_fields(self, names: Sequence[str]) -> None:
         """Log the name of each field that is left unread, once."""

@@ -11,6 +11,7 @@ from typing import Any
 from jaxctx_server.http.anthropic.openapi import anthropic_description
 from jaxctx_server.http.api_description import ApiDescription, Json, nullable
 from jaxctx_server.http.contextcache.openapi import contextcache_description
+from jaxctx_server.http.decisions.openapi import decisions_description
 from jaxctx_server.http.errors import TYPE_OF_STATUS
 from jaxctx_server.http.openai.models_openapi import models_description
 from jaxctx_server.http.openai.openapi import completions_description
@@ -59,6 +60,7 @@ def descriptions() -> list[ApiDescription]:
         responses_description(),
         anthropic_description(),
         completions_description(),
+        decisions_description(),
         contextcache_description(),
         programs_description(),
         ops_description(),

@@ -117,6 +117,9 @@ CONTEXTS = Metric("jaxctx_contexts", Kind.GAUGE, ENGINE, "Open contexts.")
 SNAPSHOTS = Metric("jaxctx_snapshots", Kind.GAUGE, ENGINE, "Stored versions of snapshots.")
 PUBLICATIONS = Metric("jaxctx_publications", Kind.GAUGE, ENGINE, "Published prefixes.")
 DRAINING = Metric("jaxctx_engine_draining", Kind.GAUGE, ENGINE, "1 while the engine refuses new work, else 0.")
+COMPILING = Metric(
+    "jaxctx_functions_compiling", Kind.GAUGE, ENGINE, "Steps still to be compiled; larger ones serve until then."
+)
 
 # The engine of this process: counters.
 PREFIX_QUERIED = Metric(
@@ -156,7 +159,7 @@ PREEMPTIONS = Metric(
 SUSPENSIONS = Metric("jaxctx_suspensions_total", Kind.COUNTER, ENGINE, "Contexts that gave up their pages for others.")
 EXPIRED = Metric("jaxctx_expired_total", Kind.COUNTER, ENGINE, "Contexts, snapshots and publications that expired.")
 COMPILATIONS = Metric(
-    "jaxctx_compilations_total", Kind.COUNTER, ENGINE, "Compilations since the engine was ready: 0 in a sound server."
+    "jaxctx_compilations_total", Kind.COUNTER, ENGINE, "Compilations that requests waited for: 0 in a sound server."
 )
 
 # A router.
@@ -224,6 +227,7 @@ LOAD_METRICS = (
     SNAPSHOTS,
     PUBLICATIONS,
     DRAINING,
+    COMPILING,
 )
 ENGINE_COUNTERS = (
     PREFIX_QUERIED,

@@ -80,6 +80,7 @@ class Shapes:
         self.custom_mask_shapes = (SimpleNamespace(rows=16, samples=4),)
         self.page_shape, self.page_dtype, self.page_bytes = (1, 2, 1, config.page_size, 1), np.dtype(np.uint32), 4
         self.compilations_after_ready = 0
+        self.functions_left = 0
 
     def load_slot(self, *slot: object) -> None:
         pass

@@ -1,17 +1,23 @@
 """The factory: an engine of a model, its settings and its store."""
 
+import asyncio
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
-from jaxctx.engine.factory import ServedModel, build_engine, engine_info, kv_layout_name, open_store
+from jaxctx.engine.factory import ServedModel, build_engine, engine_info, kv_layout_name, open_engine, open_store
 from jaxctx.engine.interface import Caller
+from jaxctx.engine.runner.model_runner import ModelRunner
+from jaxctx.engine.runner.step import StepShape
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import make_mesh
 from jaxctx.types import CreateContextRequest, EngineInfo, SaveRequest
 from tests.engines import SMALL, on_demand
+from tests.jaxctx.engine.echo_generation import greedy
 
 ME = Caller()
 
@@ -69,3 +75,49 @@ async def test_an_engine_is_built_then_started(echo_served: ServedModel) -> None
         assert error.value.reason == "NO_STORE"
     finally:
         engine.stop()
+
+
+async def test_an_engine_serves_while_smaller_steps_are_compiled(
+    echo_served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the largest steps, and no request waits for a compilation; then with the smaller ones."""
+    may_go_on, run = threading.Event(), []
+    compile_next, run_step = ModelRunner.compile_next, ModelRunner.run
+
+    def gated(runner: ModelRunner) -> StepShape:
+        assert may_go_on.wait(60)
+        return compile_next(runner)
+
+    def recorded(runner: ModelRunner, shape: StepShape, *args: Any, **kwargs: Any) -> Any:
+        run.append(shape.rows)
+        return run_step(runner, shape, *args, **kwargs)
+
+    monkeypatch.setattr(ModelRunner, "compile_next", gated)
+    engine = open_engine(echo_served, replace(SMALL, draft_tokens=0))
+    monkeypatch.setattr(ModelRunner, "run", recorded)
+    try:
+        smaller = len(engine.core.runner.shapes) - 1 + len(engine.core.runner.custom_mask_shapes) - 1
+        assert (await engine.stats()).functions_compiling == smaller
+        context = (await engine.create(ME, CreateContextRequest())).context_id
+        await engine.fill(ME, context, [1, 2, 3])
+        padded = await greedy(engine, context, 6)
+        assert {*run} == {64}
+        may_go_on.set()
+        while (await engine.stats()).functions_compiling:
+            await asyncio.sleep(0.01)
+        run.clear()
+        await engine.rewind(ME, context, 3)
+        assert await greedy(engine, context, 6) == padded
+        assert max(run) < 64
+        assert (await engine.stats()).compilations_after_ready == 0
+    finally:
+        may_go_on.set()
+        engine.stop()
+
+
+def test_all_is_compiled_before_the_engine_is_ready_if_that_is_asked(echo_served: ServedModel) -> None:
+    engine = open_engine(echo_served, replace(SMALL, max_batch_tokens=16), compile_all=True)
+    engine.stop()
+    runner = engine.core.runner
+    assert runner.functions_left == 0
+    assert {*runner._compiled} == {*runner._compiled_model.functions}

@@ -26,6 +26,7 @@ STEP = {
     "parameters": [{"name": "text", "text": " a "}, {"name": "bare", "output": {}}],
 }
 USER = [{"role": "user", "content": "hi"}]
+CHOICE = {"type": "choice", "instructions": "Which?", "choices": [{"value": "one"}, {"value": "other"}]}
 # Bodies of paths that have one; several of some. Other paths with a body get {}.
 BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/completions": [
@@ -36,6 +37,14 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {"model": "echo", "messages": USER, "max_tokens": 3, **GREEDY},
         {"messages": USER, "max_tokens": 40, "stream": True, "tools": [TOOL], **GREEDY},
+    ],
+    "/v1/decisions": [
+        {"model": "echo", "input": "the sea", "questions": [{"type": "predicate", "instructions": "It is."}, CHOICE]},
+        {
+            "input": USER,
+            "questions": [CHOICE, {"type": "text", "instructions": "Why?", "max_tokens": 20}],
+            "stream": True,
+        },
     ],
     "/v1/responses": [
         {"model": "echo", "input": "hi", "max_output_tokens": 3, "store": False},

@@ -1,9 +1,9 @@
 """The prompts of a request and their outputs, while they come."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from jaxctx.v1.context_service_pb2 import FillRequest, GenerateResponse
@@ -11,12 +11,12 @@ from jaxctx.v1.generation_pb2 import FinishReason
 from jaxctx.v1.model_service_pb2 import Model
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.generation import Generation, PromptScoring, run
+from jaxctx_server.http.interleave import interleave
 from jaxctx_server.http.openai.request import SharedOptions
 from jaxctx_server.http.token_pieces import TokenPieces
 
 Json = dict[str, Any]
 MAX_RUNNING_OUTPUTS = 16  # of one request at once, for several prompts
-MAX_WAITING_PARTS = 64  # of all outputs, until they are read
 FINISH_REASONS: dict[int, str] = {
     FinishReason.FINISH_REASON_STOP: "stop",
     FinishReason.FINISH_REASON_LENGTH: "length",
@@ -134,33 +134,7 @@ async def run_prompts(
             async for part in parts:
                 yield PromptPart(0, part)
         return
-    waiting: asyncio.Queue[PromptPart | Exception | None] = asyncio.Queue(MAX_WAITING_PARTS)
-    places = iter(range(len(generations)))
-
-    async def work() -> None:
-        """Run one prompt after the other. Ends with an error or None."""
-        try:
-            for place in places:
-                async with aclosing(run_prompt(call, generations[place], outputs)) as parts:
-                    async for part in parts:
-                        await waiting.put(PromptPart(place, part))
-        except Exception as error:
-            await waiting.put(error)
-        else:
-            await waiting.put(None)
-
-    running = min(len(generations), max(MAX_RUNNING_OUTPUTS // outputs, 1))
-    workers = [asyncio.create_task(work()) for _ in range(running)]
-    try:
-        while running:
-            each = await waiting.get()
-            if isinstance(each, Exception):
-                raise each
-            if each is None:
-                running -= 1
-            else:
-                yield each
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    sources = [partial(run_prompt, call, generation, outputs) for generation in generations]
+    async with aclosing(interleave(sources, MAX_RUNNING_OUTPUTS // outputs)) as items:
+        async for item in items:
+            yield PromptPart(item.source, item.value)

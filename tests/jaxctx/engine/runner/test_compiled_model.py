@@ -11,7 +11,7 @@ from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import StepShape
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
-from jaxctx_kernels import kv_pages_struct
+from jaxctx_kernels import KernelChoice, kv_pages_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
 from tests.engines import shard
@@ -71,7 +71,7 @@ def test_a_mesh_has_its_kernel_where_heads_can_be_split(
     platform: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two heads of 64 are one row of a TPU's pools: both devices have all of it, and XLA splits what it can."""
-    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_: "tpu")
+    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_: KernelChoice("tpu"))
     monkeypatch.setattr(
         "jaxctx.engine.runner.compiled_model.kv_pages_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], platform)
     )
@@ -80,6 +80,7 @@ def test_a_mesh_has_its_kernel_where_heads_can_be_split(
     program = CompiledModel(model, shard(mesh, model, params), CONFIG, mesh)
     assert {shape.metadata.kernel for shape in program.shapes} == {kernel}
     assert program.pools[0].k.sharding.is_fully_replicated == (kernel == "reference")
+    assert bool(program.kernel.why_no_kernel) == (kernel == "reference")
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,37 @@ def test_compiling_that_is_interrupted_begins_nothing_more() -> None:
     assert 1 <= len(device._compiled) <= 2 < len(device._compiled_model.functions)  # what was under way came to its end
 
 
+def test_smaller_steps_are_compiled_later_in_the_order_of_use() -> None:
+    """Until then a batch is padded into the largest step of its kind. One that cannot be compiled is never used."""
+    device = ModelRunner(EchoModel(), (), replace(CONFIG, max_batch_tokens=64))
+    told = []
+    device.compile_needed(lambda name, done, total: told.append((done, total)))
+    program = device._compiled_model
+    assert {*device._compiled} == {*program.needed_functions}
+    assert told[-1] == (len(told), len(told)) == (7, 7)
+    assert device.select_bucket(1) == device.shapes[-1]
+    assert device.select_bucket(1, 1) == device.custom_mask_shapes[-1]
+
+    later = [*device.shapes[:-1], *device.custom_mask_shapes[:-1]]
+    assert device.functions_left == len(later) >= 3
+    assert device.compile_next() == later[0]
+    assert device.functions_left == len(later) - 1
+    assert device.select_bucket(1) == later[0]
+    assert device.select_bucket(later[0].rows + 1) == device.shapes[-1]
+
+    program.lower = None  # type: ignore[assignment]  # in place of a compiler that fails
+    with pytest.raises(TypeError):
+        device.compile_next()
+    del program.lower
+    while device.functions_left:
+        device.compile_next()
+    with pytest.raises(IndexError):
+        device.compile_next()
+    assert {*program.functions} - {*device._compiled} == {later[1]}
+    assert device.select_bucket(later[1].rows) == device.shapes[device.shapes.index(later[1]) + 1]
+    assert device.select_bucket(1, 1) == device.custom_mask_shapes[0]
+
+
 @pytest.mark.parametrize("at_once", [2, 16])
 def test_page_copies_move_whole_pages_in_order(echo_served, at_once: int) -> None:
     model, params = init_random(TINY, seed=3, dtype="float32")
