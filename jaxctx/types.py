@@ -548,6 +548,11 @@ class SamplingParams:
 
     Applied in this order: logit_bias, min_tokens, penalties (repetition, then frequency and presence), temperature,
     top_k, top_p, min_p. Numbers must be finite.
+
+    Before all of these, `allowed_token_ids`, `bad_words` and an `output_format` leave only the tokens that all of them
+    allow. If the first two leave none at all, the request is refused (INVALID_ARGUMENT); an output at a place where
+    nothing is left ends with FAILED_PRECONDITION. Before `min_tokens`, tokens that would end an output are sampled only
+    where nothing else is left, and then it goes on.
     """
 
     temperature: float = 1.0  # 0 to 100; 0 is greedy
@@ -566,6 +571,13 @@ class SamplingParams:
     # several outputs the first has this seed, and each other one a hash of the seed and its index, so that neighbouring
     # seeds have none in common. Each output equals a single output of the seed that is reported for it.
     seed: int | None = None
+    # Only these tokens are sampled; up to 1024. Empty: any. An end-of-sequence token is sampled only if it is one of
+    # them, or if the output has an `output_format`, which says where it ends.
+    allowed_token_ids: Sequence[int] = ()
+    # Texts that are kept out of the output; up to 64 of 1 to 256 bytes. Each is tokenized by itself and with a space
+    # before it; the last token of what comes out is not sampled where the output ends with those before it. The same
+    # text in other tokens may still come.
+    bad_words: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -634,7 +646,8 @@ class ForwardOutputParams:
     """What to return of the distribution that follows one token of a forward pass."""
 
     index: int = 0  # the token, by its index in the pass's tokens, from 0
-    # Sample a token this way, without penalties and logit_bias, which a pass does not apply. None: do not sample.
+    # Sample a token this way, without penalties, logit_bias, allowed_token_ids and bad_words, which a pass does not
+    # apply. None: do not sample.
     sample: SamplingParams | None = None
     logprob_ids: Sequence[int] = ()  # return the log probabilities of these token ids; up to 1024
     top: int = 0  # return so many of the most likely tokens; 0 to 64

@@ -31,6 +31,10 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None  # added to logits, by token id; -100 to 100 each, at most 300 entries
     # 0 to 2^63 - 1. Equal seeds give equal outputs in any batch. Default: the server chooses one and reports it.
     seed: int | None
+    # Only these tokens are sampled; up to 1024 ids. An end-of-sequence token is sampled only if it is one of them, or
+    # if the output has an `output_format`. Default: any token.
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str] | None  # texts that are kept out of the output; up to 64 strings of 1 to 256 bytes
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -85,7 +89,8 @@ class ForwardOutputOptions:
     """
 
     index: int = 0  # the token, by its index in the pass's tokens, from 0
-    # Sample a token this way, without penalties and logit_bias, which a pass does not apply. None: do not sample.
+    # Sample a token this way, without penalties, logit_bias, allowed_token_ids and bad_words, which a pass does not
+    # apply. None: do not sample.
     sample: SamplingOptions | None = None
     logprob_ids: Sequence[int] = ()  # return the log probabilities of these token ids; up to 1024
     top: int = 0  # return so many of the most likely tokens; 0 to 64

@@ -132,6 +132,8 @@ def sampling_params_from_proto(message: generation_pb2.SamplingParams) -> Sampli
         frequency_penalty=message.frequency_penalty,
         logit_bias=dict(message.logit_bias),
         seed=message.seed if message.HasField("seed") else None,
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(message.bad_words),
     )
 
 
@@ -147,6 +149,8 @@ def sampling_params_to_proto(value: SamplingParams) -> generation_pb2.SamplingPa
         frequency_penalty=value.frequency_penalty,
         logit_bias=value.logit_bias,
         seed=value.seed,
+        allowed_token_ids=value.allowed_token_ids,
+        bad_words=value.bad_words,
     )
 
 

@@ -19,6 +19,7 @@ from jaxctx.engine.core.output_stream import OutputStream
 from jaxctx.engine.core.request import Request
 from jaxctx.engine.core.step_loop import StepLoop
 from jaxctx.engine.grammar.compiler import GrammarCompiler, PreparedMatcher
+from jaxctx.engine.grammar.token_rules import has_token_rules
 from jaxctx.engine.interface import Caller, Engine
 from jaxctx.engine.runner.background_compiler import BackgroundCompiler
 from jaxctx.engine.snapshots.service import SnapshotService
@@ -214,7 +215,7 @@ class LocalEngine(Engine):
                 await self.fill(caller, request.context_id)
             if request.resume_tokens > 0:
                 await generation.read_resumed_output()
-            if grammar is not None:
+            if grammar is not None or has_token_rules(request):
                 resumed = generation.resumed_tokens
                 generation.prepared = await self.grammars.prepare(caller.tenant, grammar, request, resumed)
             await self.loop.call(generation.start)
@@ -317,7 +318,7 @@ class _Generation:
         self._loop = loop
         self._caller = caller
         self._request = request
-        self.prepared: Sequence[PreparedMatcher] = ()  # one for each output, if they have a format
+        self.prepared: Sequence[PreparedMatcher] = ()  # one for each output, if not all tokens may come
         self._resumed: OutputText | None = None
         self._forks: Sequence[Context] = ()
         self._running: list[Request] = []

@@ -221,11 +221,12 @@ class Session:
 
 
 def _texts_of(parameters: Sequence[Parameter]) -> list[str]:
-    """Return the texts that count for the quota: texts that are given, stop strings and formats of outputs."""
+    """Return the texts that count for the quota: those given, and of outputs stop strings, bad words and formats."""
     texts = [parameter.text or "" for parameter in parameters]
     for parameter in parameters:
         if parameter.output is not None:
             texts += parameter.output.stop
+            texts += parameter.output.sampling.bad_words
             texts += _texts_of_format(parameter.output.output_format)
     return texts
 

@@ -57,8 +57,8 @@ class ForwardOutputParams(google.protobuf.message.Message):
     """Return the entropy of the distribution."""
     @property
     def sample(self) -> jaxctx.v1.generation_pb2.SamplingParams:
-        """Draw from the distribution this way, without penalties and logit_bias, which a pass does not apply. Unset: do not
-        draw.
+        """Draw from the distribution this way, without penalties, logit_bias, allowed_token_ids and bad_words, which a pass does
+        not apply. Unset: do not draw.
         """
 
     @property

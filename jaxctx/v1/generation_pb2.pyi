@@ -47,6 +47,11 @@ global___FinishReason = FinishReason
 class SamplingParams(google.protobuf.message.Message):
     """How the next token is drawn. With every field unset it is drawn from the model's own distribution. Order: logit_bias,
     min_tokens, penalties (repetition, then frequency and presence), temperature, top_k, top_p, min_p. Numbers must be finite.
+
+    `allowed_token_ids`, `bad_words` and an `output_format` together leave the tokens that all of them allow: before everything
+    else, so that no bias brings another one back. If the first two leave none at all, the request is refused
+    (INVALID_ARGUMENT); an output at a place where nothing is left ends with FAILED_PRECONDITION. Before `min_tokens`, tokens
+    that would end an output are drawn only where nothing else is left, and then it goes on.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -76,6 +81,8 @@ class SamplingParams(google.protobuf.message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: builtins.int
     LOGIT_BIAS_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    BAD_WORDS_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     """0..100; 0 is greedy. Unset: 1."""
     top_k: builtins.int
@@ -94,11 +101,24 @@ class SamplingParams(google.protobuf.message.Message):
     """Equal seeds give equal outputs in any batch; 0..2^63 - 1. Unset: chosen by the server and reported. Of several
     outputs the first has this seed and each other one a hash of it and its index, so that neighbouring seeds share none;
     each draws as a lone output of the seed that is reported for it.
-    10..31: further ways to draw, when they come.
     """
     @property
     def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
         """Added to logits, by token id; -100..100 each, at most 300 entries."""
+
+    @property
+    def allowed_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Only these tokens are drawn; up to 1024. Empty: any. An end-of-sequence token is drawn only if it is one of them, or if
+        the output has an `output_format`, which says where it ends.
+        """
+
+    @property
+    def bad_words(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Texts that are kept out of the output; up to 64 of 1..256 bytes. Each is tokenized by itself and with a space before it;
+        the last token of what comes out is not drawn where the output ends with those before it. The same text in other tokens
+        may still come.
+        12..31: further ways to draw, when they come.
+        """
 
     def __init__(
         self,
@@ -112,9 +132,11 @@ class SamplingParams(google.protobuf.message.Message):
         frequency_penalty: builtins.float = ...,
         logit_bias: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
         seed: builtins.int | None = ...,
+        allowed_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        bad_words: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_repetition_penalty", b"_repetition_penalty"]) -> typing.Literal["repetition_penalty"] | None: ...
     @typing.overload

@@ -74,6 +74,12 @@ def template_options(chat: ChatMessages, template: ChatTemplate) -> TemplateOpti
 def parse_tool(path: str, text: str) -> Json:
     """A tool of the form {"type": "function", "function": {"name": ..., "parameters": {...}}}."""
     tool = parse_object(path, text)
+    check_tool(path, tool)
+    return tool
+
+
+def check_tool(path: str, tool: Json) -> None:
+    """Raise InvalidArgument, with the path of what is wrong, for an object that is no tool."""
     if tool.get("type") != "function":
         raise InvalidArgument.field(f"{path}.type", 'must be "function"')
     function = tool.get("function")
@@ -86,7 +92,6 @@ def parse_tool(path: str, text: str) -> Json:
         raise InvalidArgument.field(f"{path}.function.description", "must be text")
     if not isinstance(function.get("parameters", {}), dict):
         raise InvalidArgument.field(f"{path}.function.parameters", "must be an object")
-    return tool
 
 
 def parse_template_arguments(text: str, template: ChatTemplate) -> Json:

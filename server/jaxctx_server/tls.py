@@ -221,7 +221,7 @@ def _http_context(files: TlsFiles, client_ca: bytes | None) -> ssl.SSLContext:
     try:
         context.load_cert_chain(files.cert, files.key, password="")  # without one OpenSSL might ask the terminal
         if client_ca is not None:
-            context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
+            context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))  # comments may be in any letters
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:  # changed since they were checked, or too weak for OpenSSL
         raise StartError(f"--tls-cert: {files.cert}: refused by OpenSSL: {error}") from error

@@ -53,6 +53,14 @@ SAMPLING = {
     "presence_penalty": Values([0, -2, 2, 0.5], [-2.1, 2.1, NAN, INFINITY]),
     "frequency_penalty": Values([0, -2, 2, 0.5], [-2.1, 2.1, NAN, 1e300]),
     "seed": Values([0, 1, 7, INT64], [-2, -INT64 - 1]),  # -1 is none over HTTP, as in other servers
+    "allowed_token_ids": Values(
+        [[], [5], [0, VOCAB_SIZE - 1], list(range(1, 400))],
+        [[-1], [VOCAB_SIZE], [5, INT32], [1] * 1025],
+    ),
+    "bad_words": Values(
+        [[], ["a"], ["the", "sea shore", " x"], ["x" * 256], ["é日本"], [f"{number} " for number in range(64)]],
+        [[""], ["a", ""], ["x" * 257], ["é" * 129], ["a"] * 65],
+    ),
     "logit_bias": Values(
         [{}, {5: 100}, {0: -100, VOCAB_SIZE - 1: 0.5}, dict.fromkeys(range(300), 1)],
         [{-1: 1}, {VOCAB_SIZE: 1}, {5: 100.5}, {5: NAN}, {5: -INFINITY}, dict.fromkeys(range(301), 1)],

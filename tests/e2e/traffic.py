@@ -93,6 +93,8 @@ class Visitor:
             frequency_penalty=lambda: choose.uniform(-2, 2),
             logit_bias=lambda: {i: choose.uniform(-100, 100) for i in choose.sample(ids, choose.choice([1, 300]))},
             seed=lambda: choose.getrandbits(62),
+            allowed_token_ids=lambda: choose.sample(ids, choose.choice([2, 300])),
+            bad_words=lambda: choose.choice([["e"], ["th", "and so"]]),
         )
 
     def deadline(self) -> dict[str, float]:

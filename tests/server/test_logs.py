@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import logging
@@ -14,23 +15,26 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from starlette.responses import PlainTextResponse
 
 from jaxctx import rpc
 from jaxctx.v1 import content_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server import logs
 from jaxctx_server.auth import Role
+from jaxctx_server.http.server import HttpServer, bind_tcp
 from tests.server.harness import bearer, failure, key, method_of
 
 
 @pytest.fixture
 def _quiet() -> Any:
     """`main` configures logging for a process of its own."""
-    root, level = logging.getLogger(), logging.getLogger("jaxctx").level
+    root, levels = logging.getLogger(), {name: logging.getLogger(name).level for name in ("jaxctx", "uvicorn")}
     handlers = root.handlers[:]
     yield
     root.handlers[:] = handlers
-    logging.getLogger("jaxctx").setLevel(level)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 class Terminal(io.StringIO):
@@ -68,6 +72,52 @@ def test_on_a_terminal_logs_are_for_reading_along() -> None:
     assert re.search(r"\[info +\] hi you +\[jaxctx\.server\] method=/a/b where=\['x', 'y'\]$", first)
     assert rest[-1] == "ValueError: 8"
     assert "a prompt" not in "".join(rest)
+
+
+@pytest.mark.parametrize("stream_type", [io.StringIO, Terminal])
+@pytest.mark.usefixtures("_quiet")
+async def test_of_exceptions_in_libraries_no_message_is_logged(stream_type: type[io.StringIO]) -> None:
+    """They may quote a request: uvicorn logs those of an application, asyncio those of tasks that nobody waited for."""
+    stream = stream_type()
+    logs.configure("info", stream)
+    secret = "a prompt"
+
+    async def fail() -> None:
+        try:
+            raise KeyError(secret)
+        except KeyError as error:
+            raise ValueError(secret) from error
+
+    try:
+        await fail()
+    except ValueError as error:
+        logging.getLogger("uvicorn.error").error("Exception in ASGI application\n", exc_info=error)
+    task = asyncio.ensure_future(fail())
+    await asyncio.wait([task])
+    del task
+    gc.collect()
+    written = stream.getvalue()
+    assert "a prompt" not in written
+    for told in ("Exception in ASGI application", "Task exception was never retrieved", "ValueError", "KeyError"):
+        assert told in written
+    assert written.count("in fail") >= 2  # where it was raised
+
+
+@pytest.mark.usefixtures("_quiet")
+async def test_what_is_no_http_is_not_logged() -> None:
+    """Whoever can connect could fill the log."""
+    stream = io.StringIO()
+    logs.configure("info", stream)
+    server = HttpServer(PlainTextResponse("here"), bind_tcp("127.0.0.1", 0))
+    await server.start()
+    for data in (b"no http\r\n\r\n", b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(data)
+        async with asyncio.timeout(60):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 ")
+        writer.close()
+    await server.close()
+    assert stream.getvalue() == ""
 
 
 # --- what callers send ------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,10 @@ from starlette.routing import Route
 from jaxctx_server import tls as tls_module
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.errors import USAGE, StartError
+from jaxctx_server.grpc import server as grpc_server
+from jaxctx_server.grpc.server import options
+from jaxctx_server.http import limits
+from jaxctx_server.http import server as http_server
 from jaxctx_server.http.server import HttpServer, bind_tcp
 from jaxctx_server.tls import EXPIRED, NOT_RELOADED, TlsFiles, TlsStore
 from tests.certificates import Pair, browser, root, write_pair, write_root
@@ -185,7 +189,7 @@ async def _count(request: bytes, context: Any) -> AsyncIterator[bytes]:
 @asynccontextmanager
 async def grpc_target(store: TlsStore) -> AsyncIterator[str]:
     """The address of a gRPC server that counts."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=options(max_calls=100))
     handler = grpc.unary_stream_rpc_method_handler(_count)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", {"Count": handler}),))
     port = server.add_secure_port("127.0.0.1:0", store.server_credentials())
@@ -335,6 +339,17 @@ async def test_it_looks_again_and_again_whatever_fails(
     assert any(record.__dict__.get("reason") == NOT_RELOADED for record in caplog.records)
 
 
+async def test_grpc_ends_a_handshake_that_does_not_go_on(files: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_TIMEOUT_MS", 300)
+    async with grpc_target(TlsStore(files)) as target:
+        reader, writer = await asyncio.open_connection(*target.split(":"))
+        async with asyncio.timeout(60):  # gRPC's own limit is two minutes
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+        assert await grpc_accepts(target, "servers")
+
+
 # --- HTTP -------------------------------------------------------------------------------------------------------------
 
 
@@ -413,6 +428,18 @@ async def test_https(files: TlsFiles) -> None:
         assert not await https_accepts(port, None), "plain text"
 
 
+async def test_roots_with_comments_in_other_letters(mutual_files: TlsFiles, tmp_path: Path) -> None:
+    """As bundles of roots have them, with the names of those who issued them."""
+    assert mutual_files.client_ca is not None
+    roots = mutual_files.client_ca.read_bytes()
+    mutual_files.client_ca.write_bytes("# Issuer: Főtanúsítvány\n".encode() + roots)
+    caller, store = write_pair(tmp_path / "caller", "callers"), TlsStore(mutual_files)
+    async with https_port(store) as port:
+        assert await https_accepts(port, browser("servers", caller))
+    async with grpc_target(store) as target:
+        assert await grpc_accepts(target, "servers", caller)
+
+
 async def test_https_without_a_server_name(files: TlsFiles) -> None:
     """As clients do that connect to an IP address."""
     async with https_port(TlsStore(files)) as port:
@@ -468,6 +495,51 @@ def test_https_goes_on_over_a_reload_and_new_connections_see_it(
     """uvloop is what servers run on; it has TLS of its own."""
     with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(_https_reload(mutual_files, tmp_path))
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """An event loop of either kind: uvloop, on which servers run, has TLS of its own."""
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner
+
+
+def test_a_slow_request_is_refused_and_its_connection_ended(
+    runner: asyncio.Runner, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HEADERS_TIMEOUT_S", 0.3)
+
+    async def ask_slowly() -> None:
+        async with https_port(TlsStore(files)) as port:
+            connected = await asyncio.open_connection("127.0.0.1", port, ssl=browser("servers"))
+            reader, writer = connected
+            writer.write(b"GET / HTTP/1.1\r\n")
+            async with asyncio.timeout(60):
+                answer = await reader.read()  # to its end
+            writer.close()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"type":"timeout_error"' in answer
+
+    runner.run(ask_slowly())
+
+
+def test_a_handshake_that_does_not_go_on(
+    runner: asyncio.Runner, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "HANDSHAKE_TIMEOUT_S", 0.3)
+
+    async def stall() -> None:
+        async with https_port(TlsStore(files)) as port:
+            for sent in (b"", b"\x16\x03\x01\x02\x00\x01"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(sent)
+                async with asyncio.timeout(30):
+                    with suppress(ConnectionError):
+                        assert await reader.read() == b""
+                writer.close()
+            assert await https_accepts(port, browser("servers"))
+
+    runner.run(stall())
 
 
 async def test_a_session_from_before_a_reload_lets_nobody_in(mutual_files: TlsFiles, tmp_path: Path) -> None:

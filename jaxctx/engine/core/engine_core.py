@@ -148,7 +148,7 @@ class EngineCore:
         """Continue one context. The outputs of a request with n > 1 come here one by one, each with its fork's id.
 
         `resumed` is the text of an output that is resumed. Its tokens, those of `output_so_far`, must still be the last
-        ones of the context. `prepared` is the matcher of an output with a format.
+        ones of the context. `prepared` says which tokens of an output may come next.
         """
         context = self._context_to_generate(caller, request, context_id)
         if context.length == 0:
@@ -388,7 +388,7 @@ class EngineCore:
     def process_output(self, batch: Batch, arrays: StepArrays) -> None:
         """Apply a step's results, as numpy arrays: contexts grow, readers get pieces, finished requests end."""
         logits, packed = arrays
-        sampled_by_tenant: dict[str, list[_SampledToken]] = {}  # tokens of outputs that go on and have a format
+        sampled_by_tenant: dict[str, list[_SampledToken]] = {}  # tokens of outputs that go on and have a matcher
         sampled = read_output(packed)
         for scheduled in self.scheduler.process_output(batch):
             request = scheduled.request
@@ -465,7 +465,8 @@ class EngineCore:
         is_first = output.tokens == output.request.resume_tokens
         piece = output.push(sampled, row)
         if piece.finish is None:
-            output.next_mask = None  # it was for this token
+            if output.matcher is not None:
+                output.next_mask = None  # it was for this token
             request.reply.add_piece(replace(piece, usage=request.usage()) if is_first else piece)
             return
         self.end(request)
@@ -533,7 +534,7 @@ class EngineCore:
 
 
 def _masks_of(batch: Batch) -> list[tuple[int, np.ndarray]]:
-    """For each request of a step that samples a token of an output with a format: its slot, and what it may sample."""
+    """For each request of a step that samples a token out of some only: its slot, and what it may sample."""
     masks: list[tuple[int, np.ndarray]] = []
     for scheduled in batch.scheduled:
         output = scheduled.request.output

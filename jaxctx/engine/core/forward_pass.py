@@ -24,12 +24,14 @@ ForwardAnswer = Callable[[], ForwardOutputResult]  # makes the answer when calle
 class Sampler:
     """Sampling options of one output as the step reads them: `row_words`, with a position for each token."""
 
-    def __init__(self, request: GenerateRequest, seed: int, first: int = 0) -> None:
-        """`seed` has 64 bits: equal seeds draw equally at equal positions, in any batch. `first`: its first index."""
+    def __init__(self, request: GenerateRequest, seed: int, first: int = 0, *, constrained: bool = False) -> None:
+        """`seed` has 64 bits: equal seeds draw equally at equal positions, in any batch. `first`: its first index.
+        `constrained`: only tokens of the mask in the request's slot are drawn.
+        """
         sampling = request.sampling
         self.seed = seed
         # The mask of a constrained output leaves stop tokens out itself, where anything else can follow.
-        self._may_stop_at = 0 if request.output_format is not None else first + request.min_tokens
+        self._may_stop_at = 0 if constrained else first + request.min_tokens
         self._words = row_words(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -41,7 +43,7 @@ class Sampler:
             seed=seed,
             biased=bool(sampling.logit_bias),
             logprobs=request.logprobs,
-            constrained=request.output_format is not None,
+            constrained=constrained,
         )
         self._words_before_stop = self._words.copy()
         self._words_before_stop.view(ROW)["suppress"] = True  # no stop token may be drawn

@@ -82,12 +82,13 @@ class Output:
     ) -> None:
         """`max_tokens` is above the number of tokens that `text` has, which are the context's last ones.
 
-        `prepared` is the matcher of an output with a format, which has taken these tokens.
+        `prepared` says which tokens may come next. If it has a matcher, that has taken these tokens.
         """
         self.request = request
         self.matcher = None if prepared is None else prepared.matcher
-        self.next_mask = None if prepared is None else prepared.mask  # of a matcher; None: it is still computed
-        self.sampler = Sampler(request, seed, first=context.length - text.tokens)
+        self.next_mask = None if prepared is None else prepared.mask  # None: any token, or a matcher computes it
+        first = context.length - text.tokens
+        self.sampler = Sampler(request, seed, first, constrained=prepared is not None)
         self.max_tokens = max_tokens
         self._index = index
         self._context_id = context.id
@@ -95,7 +96,7 @@ class Output:
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether it is not known yet which tokens its format allows next."""
+        """Whether it is not known yet which tokens may come next."""
         return self.matcher is not None and self.next_mask is None
 
     @property

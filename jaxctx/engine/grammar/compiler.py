@@ -21,8 +21,9 @@ import llguidance
 import numpy as np
 from jaxtyping import Int32
 
-from jaxctx.engine.grammar.matcher import EndRules, OutputMatcher, brief, token_bits
+from jaxctx.engine.grammar.matcher import EndRules, OutputMatcher, brief
 from jaxctx.engine.grammar.tenant_threads import TenantThreads
+from jaxctx.engine.grammar.token_rules import make_token_rules, token_bits
 from jaxctx.engine.grammar.trial import GrammarTrials
 from jaxctx.errors import FailedPrecondition, InvalidArgument, Unavailable
 from jaxctx.model.sampling import allowed_words
@@ -56,9 +57,11 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class PreparedMatcher:
-    """The matcher of an output that begins or resumes, and the tokens that may come next."""
+    """The matcher of an output that begins or resumes, and the tokens that may come next. Without a matcher these are
+    the tokens that may come anywhere in the output.
+    """
 
-    matcher: OutputMatcher
+    matcher: OutputMatcher | None
     mask: Int32[np.ndarray, " words"]
 
 
@@ -76,6 +79,7 @@ class GrammarCompiler:
     def __init__(self, text: ModelText, vocab_size: int) -> None:
         """`vocab_size`: of the model, which may have more rows than its tokenizer has entries."""
         self._text = text
+        self._vocab_size = vocab_size
         self._words = allowed_words(vocab_size)
         self._threads = TenantThreads(THREADS, "jaxctx-grammar", MAX_WAITING)
         self._trials = GrammarTrials(self._trial_setup)
@@ -94,11 +98,12 @@ class GrammarCompiler:
         return await asyncio.wrap_future(self._threads.submit(tenant, partial(self._compile, tenant, output_format)))
 
     async def prepare(
-        self, tenant: str, grammar: Grammar, request: GenerateRequest, resumed: Sequence[int]
+        self, tenant: str, grammar: Grammar | None, request: GenerateRequest, resumed: Sequence[int]
     ) -> Sequence[PreparedMatcher]:
-        """A matcher for each output of a request. `resumed`: the tokens that its output has.
+        """A matcher for each output of a request, by its format (None: it has none) and its rules of tokens.
 
-        Raises FailedPrecondition if these do not have the format.
+        `resumed`: the tokens that its output has. Raises FailedPrecondition if these do not have the format, and
+        InvalidArgument if the rules leave no token that an output could begin with.
         """
         return await asyncio.wrap_future(
             self._threads.submit(tenant, partial(self._prepare, grammar, request, resumed))
@@ -137,22 +142,27 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         return grammar
 
-    def _prepare(self, grammar: Grammar, request: GenerateRequest, resumed: Sequence[int]) -> list[PreparedMatcher]:
+    def _prepare(
+        self, grammar: Grammar | None, request: GenerateRequest, resumed: Sequence[int]
+    ) -> list[PreparedMatcher]:
+        rules = make_token_rules(request, self._text, self._vocab_size)
+        if not rules.allowed.any():
+            raise InvalidArgument.field("sampling.allowed_token_ids", "leaves no token that may be drawn")
+        if grammar is None and request.min_tokens == 0 and rules.history == 0:
+            return [PreparedMatcher(None, rules.allowed)] * request.n
         eos_ids, nothing = self._text.eos_ids, np.zeros(self._words, np.int32)
-        rules = EndRules(
+        # Without a format the output goes on behind a token that is ignored: it is like any other one.
+        ignored = eos_ids if request.ignore_eos and grammar is not None else ()
+        ends = EndRules(
             min_tokens=request.min_tokens,
             stop_bits=token_bits([*eos_ids, *request.stop_token_ids], self._words),
-            ignored_bits=token_bits(eos_ids, self._words) if request.ignore_eos else nothing,
+            ignored_bits=token_bits(ignored, self._words) if ignored else nothing,
         )
-        first = grammar.matcher.deep_copy()
-        prepared: list[PreparedMatcher] = []
-        for index in range(request.n):
-            matcher = OutputMatcher(first if index == 0 else first.deep_copy(), rules)
-            if index == 0:
-                matcher.resume(resumed)
-                mask = matcher.mask()
-            prepared.append(PreparedMatcher(matcher, mask))
-        return prepared
+        copies = [None if grammar is None else grammar.matcher.deep_copy() for _ in range(request.n)]
+        matchers = [OutputMatcher(copy, ends, rules) for copy in copies]
+        matchers[0].resume(resumed)  # only one output can be resumed
+        mask = matchers[0].mask()
+        return [PreparedMatcher(matcher, mask) for matcher in matchers]
 
     def _read_tokenizer(self) -> llguidance.LLTokenizer:
         """llguidance's form of the tokenizer, made once: some 10 ms for each 1000 entries."""

@@ -129,8 +129,8 @@ def call_metadata(method: str, context: Context) -> CallMetadata:
 
 
 def request_id_trailers(call: Call) -> tuple[tuple[str, str], ...]:
-    """The trailer that returns the request id; none while the caller is not known."""
-    return ((REQUEST_ID_HEADER, call.request_id),) if call.request_id else ()
+    """The trailer that returns the request id."""
+    return ((REQUEST_ID_HEADER, call.request_id),)
 
 
 def header(context: Context, name: str) -> str | None:

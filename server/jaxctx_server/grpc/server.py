@@ -24,6 +24,7 @@ from jaxctx_server.services import Backend
 
 HEALTH = "grpc.health.v1.Health"
 SERVICES = tuple(service.full_name for service in CONTRACT.values())
+HANDSHAKE_TIMEOUT_MS = 10_000  # from the start of a connection to the end of its handshakes, that of TLS included
 # Those that a router has its engines answer.
 SERVICES_OF_ENGINES = ("jaxctx.v1.ContextService", "jaxctx.v1.SnapshotService", "jaxctx.v1.ModelService")
 
@@ -36,6 +37,7 @@ def options(max_calls: int) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", 8 << 10),
         ("grpc.absolute_max_metadata_size", 16 << 10),
         ("grpc.max_concurrent_streams", max_calls),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         # A prefill may be silent for long, so clients may ping, without calls too; and a client that is gone must show.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -9,6 +9,10 @@
     interleave.py     several prompts or questions at once
     events.py         server-sent events
     errors.py         errors as JSON with an HTTP status, in the form of each API
+    field_names.py    fields in errors, as the request named them
+    tools.py          tools of a request, for every API that has them
+    chat_output.py    how a model writes calls of tools and thoughts
+    prompt_memory.py  how the last prompts of callers began, to be compared with
     headers.py        headers that are refused
     unrouted.py       unknown paths and methods
     messages.py       request messages of the contract out of paths, queries and bodies; responses as JSON

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxctx_server.http.anthropic.app import anthropic_routes
 from jaxctx_server.http.contextcache.app import contextcache_routes
@@ -20,11 +20,14 @@ from jaxctx_server.http.openai.app import openai_routes
 from jaxctx_server.http.ops.app import ops_routes
 from jaxctx_server.http.page.routes import page_routes
 from jaxctx_server.http.programs.routes import program_routes
+from jaxctx_server.http.request_id import REQUEST_ID_HEADER, request_id_header
 from jaxctx_server.http.unrouted import EXCEPTION_HANDLERS
 from jaxctx_server.services import Backend
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 ANY_HOST = ("*",)
+# Messages of ASGI with the headers of an answer.
+BEGINNINGS = frozenset(("http.response.start", "websocket.http.response.start", "websocket.accept"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ def make_app(
     """
     access = access or HttpAccess()
     middleware = [
+        Middleware(RequestIds),
         Middleware(HostCheck, allowed_hosts=access.allowed_hosts),
         Middleware(OriginCheck, allowed_origins=access.cors_origins),
     ]
@@ -83,6 +87,24 @@ def make_app(
         kept_contexts=ContextRegistry(wall_time),
     )
     return app
+
+
+class RequestIds:
+    """Middleware that gives a request id to answers that no endpoint made: of unknown paths, other hosts, and so on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_id(message: Message) -> None:
+            if message["type"] in BEGINNINGS:
+                headers = list(message.get("headers", ()))
+                if all(name != REQUEST_ID_HEADER for name, _ in headers):
+                    headers.append(request_id_header(HTTPConnection(scope)))
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
 
 
 class HostCheck:

@@ -5,10 +5,10 @@ asks the engine for outputs in which they can be found, and holds them to calls 
 `ChatFormats.parser` then turns the text of one output into events.
 """
 
-import json
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.tool_calls import (
@@ -22,13 +22,16 @@ from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx.v1.generation_pb2 import OutputFormat
 from jaxctx.v1.model_service_pb2 import GetModelRequest, Model
 from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.tools import Tool
+
+MAX_INLINE_TOOLS = 16 << 10  # characters of tools whose grammar is written on the event loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
     """The tools of a request, and what it says of calling them."""
 
-    tools: Sequence[str] = ()  # JSON texts, as the chat template reads them
+    tools: Sequence[Tool] = ()  # that may be called
     choice: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""  # of the tool that must be called, with "named"
     parallel: bool = True  # whether an answer may have several calls
@@ -37,6 +40,11 @@ class ToolUse:
     def is_allowed(self) -> bool:
         """Whether an answer may have a call at all."""
         return bool(self.tools) and self.choice != "none"
+
+    @property
+    def size(self) -> int:
+        """How large the tools are, in characters."""
+        return sum(len(tool.text) for tool in self.tools)
 
 
 NO_TOOLS = ToolUse()
@@ -50,7 +58,7 @@ class ChatFormats:
     reasoning: ReasoningFormat | None
     special_markers: dict[str, int]
 
-    def prepare(self, generate: GenerateRequest, use: ToolUse) -> None:
+    async def prepare(self, generate: GenerateRequest, use: ToolUse) -> None:
         """Change a request so that its outputs can be parsed, and are calls where they have to be.
 
         Raises InvalidArgument naming `tools` if the model's format of calls is not known, or `tool_choice`.
@@ -61,22 +69,27 @@ class ChatFormats:
             generate.include_special_tokens = bool(self.special_markers)
         if self.tool_calls is None or not use.is_allowed or generate.HasField("output_format"):
             return
-        tools = [json.loads(tool) for tool in use.tools]
+        if use.choice == "auto" and not any(tool.is_strict for tool in use.tools):
+            return
+        if use.size <= MAX_INLINE_TOOLS:
+            grammar = self._grammar(self.tool_calls, use)
+        else:
+            grammar = await asyncio.to_thread(self._grammar, self.tool_calls, use)
+        generate.output_format.CopyFrom(OutputFormat(grammar=grammar))
+
+    def _grammar(self, tool_calls: ToolCallFormat, use: ToolUse) -> str:
+        """The grammar that holds an output to calls of the tools."""
         choice = use.name if use.choice == "named" else use.choice
-        if choice != "auto" or any(is_strict(tool) for tool in tools):
-            parallel = use.parallel and use.choice != "named"  # which asks for one call of that tool
-            grammar = self.tool_calls.grammar(
-                tools, choice, parallel, special_ids=self.special_markers, reasoning=self.reasoning
-            )
-            generate.output_format.CopyFrom(OutputFormat(grammar=grammar))
+        parallel = use.parallel and use.choice != "named"  # which asks for one call of that tool
+        tools = [tool.chat_form for tool in use.tools]
+        return tool_calls.grammar(tools, choice, parallel, special_ids=self.special_markers, reasoning=self.reasoning)
 
     def parser(self, use: ToolUse, *, is_continuation: bool = False) -> OutputParser:
         """A parser for the text of one output. `is_continuation`: the answer had begun before, its thoughts too."""
         reasoning = None if self.reasoning is None or is_continuation else self.reasoning.parser()
         tool_calls = None
         if self.tool_calls is not None and use.is_allowed:
-            names = [json.loads(tool)["function"]["name"] for tool in use.tools]
-            tool_calls = self.tool_calls.parser(tool_names=names)
+            tool_calls = self.tool_calls.parser(tool_names=[tool.name for tool in use.tools])
         return OutputParser(reasoning, tool_calls)
 
     def new_call_id(self) -> str:
@@ -84,11 +97,6 @@ class ChatFormats:
         if self.tool_calls is None:
             raise ValueError("the model writes no calls")
         return self.tool_calls.new_call_id()
-
-
-def is_strict(tool: dict[str, Any]) -> bool:
-    """Whether the arguments of calls of a tool must match its schema."""
-    return tool["function"].get("strict") is True
 
 
 async def chat_formats(call: HttpCall, model_id: str) -> ChatFormats:

@@ -26,6 +26,7 @@ from jaxctx_server.metrics.calls import HTTP
 from jaxctx_server.service.pipeline import Call, CallMetadata
 
 METHODS_WITH_BODY = ("POST", "PUT", "PATCH")
+CHAT = "chat"  # gen_ai.operation.name of OpenTelemetry for answers to messages
 EVENT_STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 Handler = Callable[[HttpCall], Awaitable[Response]]
 
@@ -38,12 +39,14 @@ def api_route(
     method: str,
     errors: ErrorForm = OPENAI_ERRORS,
     headers: Sequence[str] = (),
+    operation: str | None = None,
 ) -> Route:
     """A route of an API. `method` is the method of the contract that it stands for, "/jaxctx.v1.ContextService/Fill":
     the caller's key must allow that. `errors` is the form that errors have in this API. `headers` are those that the
-    handler reads and that other paths refuse (see `headers.py`).
+    handler reads and that other paths refuse (see `headers.py`). `operation` is what traces call it (CHAT); None: what
+    they call the method.
     """
-    return Route(path, Endpoint(handler, method, errors, headers), methods=list(methods))
+    return Route(path, Endpoint(handler, method, errors, headers, operation), methods=list(methods))
 
 
 class EventStream(Response):
@@ -90,8 +93,7 @@ class ResponseSender:
             self.is_event_stream = any(
                 name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
             )
-            if self.call.request_id:
-                headers += [(name, self.call.request_id.encode()) for name in self.errors.request_id_headers]
+            headers += [(name.encode(), self.call.request_id.encode()) for name in self.errors.request_id_headers]
             message = {**message, "headers": headers}
         elif not message.get("more_body", False):
             self.has_ended = True
@@ -117,10 +119,11 @@ class Endpoint:
     method: str
     errors: ErrorForm
     headers: Sequence[str] = ()
+    operation: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        call = Call(call_metadata(self.method, request))
+        call = Call(call_metadata(self.method, request, self.operation))
         sender = ResponseSender(send, call, self.errors)
         frontend = frontend_of(scope)
         try:
@@ -162,7 +165,7 @@ async def ended_by_disconnect(receive: Receive) -> AsyncIterator[None]:
         raise ClientDisconnect from None
 
 
-def call_metadata(method: str, request: Request) -> CallMetadata:
+def call_metadata(method: str, request: Request, operation: str | None = None) -> CallMetadata:
     """The properties of a call that the headers and the connection of a request have.
 
     A key is `authorization: Bearer KEY`, or `x-api-key: KEY`, as clients of the Anthropic API send it.
@@ -180,4 +183,5 @@ def call_metadata(method: str, request: Request) -> CallMetadata:
         incarnation=None,
         traceparent=request.headers.get("traceparent"),
         transport=HTTP,
+        operation=operation,
     )

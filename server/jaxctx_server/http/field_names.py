@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 from jaxctx.errors import FieldViolation, JaxctxError
 
+WHOLE_FIELDS = frozenset(("text", "tokens", "output_format"))
+"""Fields of the contract that an API has in another form: an error within one of them names the API's field alone."""
+
 
 def renamed(error: JaxctxError, names: Mapping[str, str]) -> JaxctxError:
     """The same error, with its fields named as the request named them. `names`: those, by the names of the contract."""
@@ -24,4 +27,6 @@ def request_name(path: str, names: Mapping[str, str]) -> str:
     path = path.removeprefix("sampling.").removeprefix("messages.")
     first, dot, rest = path.partition(".")
     base, bracket, index = first.partition("[")
+    if base in WHOLE_FIELDS and base in names:
+        return names[base]
     return f"{names.get(base, base)}{bracket}{index}{dot}{rest}"

@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from jaxctx_server.http.contextcache.registry import ContextRegistry
 from jaxctx_server.http.pieces import PieceCache
+from jaxctx_server.http.prompt_memory import PromptMemory
 from jaxctx_server.services import Backend
 
 MAX_LOGGED_FIELDS = 1000
@@ -27,6 +28,7 @@ class Frontend:
     wall_time: Callable[[], float] = time.time  # seconds since 1970
     kept_contexts: ContextRegistry = field(default_factory=ContextRegistry)
     pieces: PieceCache = field(default_factory=PieceCache)
+    prompts: PromptMemory = field(default_factory=PromptMemory)
     background_tasks: set[asyncio.Task[None]] = field(default_factory=set)
     websockets: set[str] = field(default_factory=set)
     """Peers of the WebSockets that are open."""

@@ -12,7 +12,7 @@ by their time to live.
 """
 
 import secrets
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
@@ -27,6 +27,7 @@ from jaxctx.v1.context_service_pb2 import (
     ForwardRequest,
     GenerateRequest,
     GenerateResponse,
+    GetContextRequest,
     RewindRequest,
     UpdateContextRequest,
 )
@@ -117,11 +118,13 @@ class Generation:
     fill: FillRequest | None = None  # what is appended first; None: nothing
     generate: GenerateRequest | None = None  # None: only fill, which computes the prompt
     scoring: PromptScoring | None = None  # also score the prompt: a new context, and `fill` with tokens
+    reads_prompt: bool = False  # find out the token ids of the prompt
     keep: bool = False  # leave the contexts to the caller, unless it ends with an error
 
     # What `run` has found out. Complete behind the last part.
     model_id: str = ""  # from the first part on
     context_id: str = ""  # the context of the prompt
+    prompt_ids: Sequence[int] = ()  # with `reads_prompt`, from the first part on
     usage: PromptUsage = field(default_factory=PromptUsage)
     context_ids: set[str] = field(default_factory=set)  # that, and those of the outputs if they are others
 
@@ -144,6 +147,9 @@ async def run(call: HttpCall, generation: Generation) -> AsyncGenerator[Generate
             await score(call, generation, generation.scoring, generation.fill)
         if generation.fill is not None:
             await fill(call, generation, generation.fill)
+        if generation.reads_prompt:
+            asked = GetContextRequest(context_id=generation.context_id, include_tokens=True)
+            generation.prompt_ids = (await call.unary(call.services.contexts.get_context, asked)).tokens.ids[:]
         if generation.generate is not None:
             async with aclosing(generate(call, generation, generation.generate)) as parts:
                 async for part in parts:

@@ -4,8 +4,9 @@
 time that headers and bodies may take. Every refusal is JSON, as the refusals of the application are.
 
     waiting for headers ──headers──▶ waiting for the body ──body──▶ answering ──▶ waiting for headers
-            │                               │
+            │                               │           │
             └─────────── too slow ──────────┴──▶ refused (408), closed after LINGER_S
+                                                        └── reads nothing for STALLED_S ──▶ aborted
 """
 
 import asyncio
@@ -14,15 +15,19 @@ from contextlib import suppress
 from typing import Literal
 
 import h11
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from jaxctx_server.http.errors import http_error_json
+from jaxctx_server.http.request_id import request_id_header
 
 MAX_CONNECTIONS = 512
 MAX_HEADER_BYTES = 16 << 10
 HEADERS_TIMEOUT_S = 10.0  # from the start of a connection, or of another request on it, to the end of its headers
 BODY_TIMEOUT_S = 30.0  # from there to the end of the body
 KEEP_ALIVE_S = 5  # between two requests
+MAX_AGE_S = 3600.0  # a request on an older connection is the last one there, as with gRPC
+STALLED_S = 300.0  # a client that has taken nothing of its answer for so long is cut off
 LINGER_S = 1.0  # a refused connection stays open for so long, so that the client can read the answer
 MAX_WEBSOCKET_HEADERS, MAX_WEBSOCKET_HEADER_BYTES = 100, 8000  # of a request for a WebSocket
 HEADER_SLICE_BYTES = 4 << 10  # bytes that are parsed at once until the headers are known not to be too long
@@ -30,12 +35,16 @@ JSON_HEADER = (b"content-type", b"application/json")
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection. A timer runs while its headers or a body are on their way."""
+    """One connection. A timer runs while its headers or a body are on their way, and one while its client does not read
+    what is sent.
+    """
 
     _waiting_for: Literal["headers", "body"] | None = None
     _refused = False  # what still arrives is dropped
     _upgraded = False  # it is a WebSocket now, with a protocol of its own
     _timer: asyncio.TimerHandle | None = None
+    _stalled_timer: asyncio.TimerHandle | None = None  # runs while sending is paused, or the connection is closing
+    _unsent_bytes = 0  # when that timer was started
     opened_at = 0.0  # on the clock of the event loop
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -47,6 +56,7 @@ class LimitedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_for(None)
+        self._stop_stalled_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -56,19 +66,62 @@ class LimitedProtocol(H11Protocol):
             data = data[HEADER_SLICE_BYTES:]
         if data and not self._refused:
             super().data_received(data)
+
+    def handle_events(self) -> None:
+        """Handle what has arrived: also, when an answer is complete, the next request that came before it was.
+
+        That waits until the client has read the answer, so that who does not read has one answer to wait for at most.
+        """
+        if self.flow.write_paused and self.conn.their_state is h11.IDLE:
+            self.flow.pause_reading()
+            return
+        super().handle_events()
         if self._refused or self._upgraded:
             return
-        if self.conn.their_state is h11.IDLE:
-            self._wait_for("headers")
-        elif self.conn.their_state is h11.SEND_BODY:
+        if self.cycle is not None and not self.cycle.response_started:
+            self._make_last_if_old()
+        if self.conn.their_state is h11.SEND_BODY:
             self._wait_for("body")
-        else:
+        elif self.conn.their_state is not h11.IDLE:
             self._wait_for(None)
+        elif self.conn.trailing_data[0]:  # the first bytes of a request; between two there is a time of its own
+            self._wait_for("headers")
+
+    def _make_last_if_old(self) -> None:
+        """Have the answer to the present request say that none may follow it, if the connection is old.
+
+        So balancers can move connections, and a caller whose certificate is not accepted any more comes to notice.
+        """
+        if self.loop.time() - self.opened_at >= MAX_AGE_S and CLOSE_HEADER not in self.headers:
+            self.headers.append(CLOSE_HEADER)  # as if the client had asked for it
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._start_stalled_timer()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._start_stalled_timer()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_stalled_timer()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.transport.is_closing():
+            return
+        self._stop_stalled_timer()
+        if self.conn.their_state is h11.IDLE:
+            self.flow.resume_reading()
+            self.handle_events()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Hand the connection over to uvicorn's protocol for WebSocket."""
         self._upgraded = True
         self._wait_for(None)
+        self._stop_stalled_timer()
         super().handle_websocket_upgrade(event)
 
     def _should_upgrade(self) -> bool:
@@ -81,8 +134,9 @@ class LimitedProtocol(H11Protocol):
         )
 
     def is_idle(self) -> bool:
-        """Whether this connection has no request, or none any more."""
-        return self._waiting_for == "headers" or self.timeout_keep_alive_task is not None
+        """Whether this connection has no request, or none any more. Its client may still have to read the answer."""
+        is_kept_alive = self.timeout_keep_alive_task is not None
+        return self._waiting_for == "headers" or is_kept_alive or self.transport.is_closing()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what h11 cannot parse; uvicorn calls this while it handles h11's error."""
@@ -96,8 +150,9 @@ class LimitedProtocol(H11Protocol):
 
     def refuse(self, status: int, message: str) -> None:
         """End the connection, with an error as its answer unless another answer has begun."""
-        if self.transport.is_closing():
+        if self.transport.is_closing():  # for as long as its client does not read
             self.connections.discard(self)
+            self.transport.abort()
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._send_error(status, message)
@@ -109,12 +164,19 @@ class LimitedProtocol(H11Protocol):
         self._unset_keepalive_if_required()
         self.connections.discard(self)
         # If it were closed while data is on its way to it, the reset would take the answer with it.
-        self.transport.write_eof()
-        self.loop.call_later(LINGER_S, self.transport.close)
+        if self.transport.can_write_eof():  # not over TLS
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self._close_refused)
+
+    def _close_refused(self) -> None:
+        """End a connection whose client had time to read why."""
+        self.transport.close()
+        self.loop.call_later(LINGER_S, self.transport.abort)  # or it would stay for as long as nobody reads
 
     def _send_error(self, status: int, message: str) -> None:
         body = http_error_json(status, message).encode()
-        headers = [JSON_HEADER, (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        length = (b"content-length", str(len(body)).encode())
+        headers = [JSON_HEADER, length, request_id_header(None), (b"connection", b"close")]
         if status == 503:
             headers.append((b"retry-after", b"1"))
         response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES.get(status, b""))
@@ -141,3 +203,20 @@ class LimitedProtocol(H11Protocol):
 
     def _refuse_slow(self, waiting_for: str, timeout_s: float) -> None:
         self.refuse(408, f"the {waiting_for} must be there within {timeout_s:g} seconds")
+
+    def _start_stalled_timer(self) -> None:
+        """Abort the connection unless its client reads. While this runs nothing is added to what it has to read."""
+        self._stop_stalled_timer()
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._stalled_timer = self.loop.call_later(STALLED_S, self._abort_stalled)
+
+    def _stop_stalled_timer(self) -> None:
+        if self._stalled_timer is not None:
+            self._stalled_timer.cancel()
+            self._stalled_timer = None
+
+    def _abort_stalled(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._start_stalled_timer()
+        else:
+            self.transport.abort()

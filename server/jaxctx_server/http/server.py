@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from jaxctx_server.http.limits import KEEP_ALIVE_S, MAX_HEADER_BYTES, LimitedProtocol
 from jaxctx_server.http.request_body import MAX_BODY_BYTES
 
+HANDSHAKE_TIMEOUT_S = 10.0  # from the start of a connection to the end of its TLS handshake
 SHUTDOWN_TIMEOUT_S = 5.0  # for answers that are on their way when all work is done
 
 
@@ -50,7 +51,27 @@ class HttpServer:
 
 
 class QuietServer(uvicorn.Server):
-    """Uvicorn's server, but signals are left to the process."""
+    """Uvicorn's server, but signals are left to the process, and a TLS handshake has a limit of time."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections on bound sockets."""
+        await self.lifespan.startup()
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        self.servers = [
+            await loop.create_server(
+                self._make_protocol,
+                sock=each,
+                backlog=self.config.backlog,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_S,
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
+
+    def _make_protocol(self) -> LimitedProtocol:
+        """The protocol of a new connection."""
+        return LimitedProtocol(self.config, self.server_state, self.lifespan.state)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

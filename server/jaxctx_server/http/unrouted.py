@@ -16,6 +16,7 @@ from starlette.types import ExceptionHandler
 from jaxctx.errors import Internal
 from jaxctx_server.http.errors import JSON_MEDIA_TYPE, OPENAI_ERRORS, http_error_json
 from jaxctx_server.http.ops.unsupported import why_unsupported
+from jaxctx_server.http.request_id import request_id_header
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:
@@ -54,7 +55,9 @@ def methods_of_path(request: Request) -> list[str]:
 
 async def handle_defect(request: Request, error: Exception) -> Response:
     """For an exception outside of every endpoint: a defect. Uvicorn logs its traceback."""
-    return OPENAI_ERRORS.response(Internal("internal error"))
+    response = OPENAI_ERRORS.response(Internal("internal error"))
+    response.raw_headers.append(request_id_header(request))  # no middleware sees this answer
+    return response
 
 
 EXCEPTION_HANDLERS: dict[type[Exception], ExceptionHandler] = {

@@ -37,12 +37,14 @@ IDLE_S = 600.0  # from the end of an answer to the next message
 NORMAL, GOING_AWAY, NOT_TEXT, REFUSED = 1000, 1001, 1003, 1008  # codes of closing, of RFC 6455
 
 
-def websocket_route(path: str, answer: Answer, error_message: ErrorMessage, *, method: str) -> WebSocketRoute:
+def websocket_route(
+    path: str, answer: Answer, error_message: ErrorMessage, *, method: str, operation: str | None = None
+) -> WebSocketRoute:
     """A route of an API over WebSocket. `answer` makes the messages for one message, `error_message` that for an error
     and the last message before it (None: the client knows). `method` is the method of the contract that each message
-    stands for.
+    stands for, `operation` what traces call it.
     """
-    return WebSocketRoute(path, WebSocketEndpoint(answer, error_message, method))
+    return WebSocketRoute(path, WebSocketEndpoint(answer, error_message, method, operation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class WebSocketEndpoint:
     answer: Answer
     error_message: ErrorMessage
     method: str
+    operation: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         frontend = frontend_of(scope)
@@ -67,7 +70,9 @@ class WebSocketEndpoint:
             await OPENAI_ERRORS.response(error)(scope, receive, send)
             return
         websocket = WebSocket(scope, receive, send)
-        connection = Connection(self, frontend, request, replace(metadata, request_id=None), websocket)
+        connection = Connection(
+            self, frontend, request, replace(metadata, request_id=None, operation=self.operation), websocket
+        )
         frontend.websockets.add(metadata.peer)
         try:
             with suppress(WebSocketDisconnect):

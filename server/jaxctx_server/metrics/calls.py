@@ -18,7 +18,11 @@ GRPC, HTTP = "grpc", "http"
 TRANSPORTS = (GRPC, HTTP)
 CODES = frozenset(("OK", "CANCELLED", "UNKNOWN", *BY_CODE))
 REASON_PREFIX = "ERROR_REASON_"
-REASONS = frozenset(name.removeprefix(REASON_PREFIX) for name in ErrorReason.keys())  # noqa: SIM118 - not a dict
+# Reasons that HTTP alone has: for what HTTP itself refuses, and for a context cache's id that is taken.
+HTTP_REASONS = ("HTTP", "CONTEXT_EXISTS")
+REASONS = frozenset(
+    (*(name.removeprefix(REASON_PREFIX) for name in ErrorReason.keys()), *HTTP_REASONS)  # noqa: SIM118 - not a dict
+)
 DURATION_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -52,7 +56,7 @@ class CallMetrics:
         self._in_progress[transport] -= 1
         self._ended[labels, known(code, CODES)] += 1
         if reason is not None:
-            self._errors[known(reason, REASONS)] += 1
+            self._errors[known(reason.upper(), REASONS)] += 1  # the context cache has small letters
         if labels not in self._durations:
             self._durations[labels] = Histogram(DURATION_BOUNDS)
         self._durations[labels].observe(time.monotonic() - started_at)

@@ -1,6 +1,6 @@
 """Every call's way in and out, the same for every transport.
 
-    metadata ─▶ authorise ─▶ request id, trace ─▶ limit of calls ─▶ read and validate the request ─▶ the service
+    metadata ─▶ request id ─▶ authorise ─▶ trace ─▶ limit of calls ─▶ read and validate the request ─▶ the service
 
 A transport describes a call by its `CallMetadata`, enters `CallPipeline.admit`, reads the request within it
 (`CallPipeline.read_request`) and calls the service. Whatever goes wrong on the way leaves `admit` as one of the errors
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from jaxctx.errors import JaxctxError, PermissionDenied, ResourceExhausted, Unavailable
-from jaxctx_server.auth import LOCAL, METHODS, NOBODY, Key, Role
+from jaxctx_server.auth import METHODS, NOBODY, Key, Role
 from jaxctx_server.call_record import CURRENT_RECORD, CallRecord
 from jaxctx_server.call_trace import TRACEPARENT, CallSpan, CallTracer
 from jaxctx_server.key_store import KeyStore
@@ -33,7 +33,7 @@ from jaxctx_server.metrics.calls import OTHER, CallMetrics
 from jaxctx_server.service.request_reader import METHOD_OF_REQUEST, RequestReader
 
 log = logging.getLogger("jaxctx.calls")
-MAX_OPEN_CALLS = 64  # calls at once of methods that need no key
+MAX_OPEN_CALLS = 64  # calls at once of each method that needs no key: streams of Watch leave Check alone
 # Methods whose calls have no span: probes, and what a router asks its engines at every heartbeat.
 UNTRACED = frozenset(
     ("/jaxctx.v1.AdminService/GetStats", *(method for method, role in METHODS.items() if role is Role.ANYONE)),
@@ -63,7 +63,7 @@ class Call:
 
     metadata: CallMetadata
     key: Key = NOBODY  # of the caller; of a router's call with the tenant that it is made for
-    request_id: str = ""  # the caller's, or else a random one; empty while the caller is not known
+    request_id: str = ""  # the caller's, or else a random one; set by `admit`
     is_authorised: bool = False
     outcome: str = "CANCELLED"  # status code
     reason: str | None = None  # of the error that it ended with
@@ -78,7 +78,8 @@ class Call:
     @property
     def budget_owner(self) -> tuple[str, str]:
         """Whose budget of reading time the request is charged to: without keys each connection has one."""
-        owner = self.metadata.peer if self.key.name == LOCAL.name else self.key.name
+        is_without_key = not self.key.sha256
+        owner = self.metadata.peer if is_without_key else self.key.name
         return owner, self.key.tenant
 
 
@@ -104,7 +105,9 @@ class CallPipeline:
         self._incarnation = incarnation
         self._metrics = metrics or CallMetrics()
         self._tracer = tracer
-        self._open_calls = asyncio.Semaphore(MAX_OPEN_CALLS)
+        self._open_calls = {
+            method: asyncio.Semaphore(MAX_OPEN_CALLS) for method, role in METHODS.items() if role is Role.ANYONE
+        }
         self._calls = asyncio.Semaphore(max_calls)
         self._router_calls = asyncio.Semaphore(max_calls)  # or clients could make an engine look lost to its router
 
@@ -124,11 +127,11 @@ class CallPipeline:
         """
         self._metrics.began(call.metadata.transport)
         CURRENT_RECORD.set(call.record)
+        call.request_id = request_id_of(call.metadata.request_id)
         try:
             accepted_key = self._authorise(call)
             limit = self._limit_of(call)
             self._check_incarnation(call)
-            self._choose_request_id(call)
             self._trace(call)
             if limit.locked():
                 raise ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0)
@@ -183,16 +186,12 @@ class CallPipeline:
     def _limit_of(self, call: Call) -> asyncio.Semaphore:
         if call.key.role is Role.CLUSTER and call.metadata.incarnation:
             return self._router_calls
-        return self._open_calls if METHODS[call.metadata.method] is Role.ANYONE else self._calls
+        return self._open_calls.get(call.metadata.method, self._calls)
 
     def _check_incarnation(self, call: Call) -> None:
         if call.key.role is Role.CLUSTER and call.metadata.incarnation not in (None, self._incarnation):
             message = "meant for an earlier incarnation of this engine"
             raise Unavailable(message, reason="ENGINE_LOST", retry_after_s=1.0)
-
-    def _choose_request_id(self, call: Call) -> None:
-        given = call.metadata.request_id or ""
-        call.request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 
     def _trace(self, call: Call) -> None:
         """Begin the call's span. Without one, the caller's trace context goes on to calls on behalf of this one."""
@@ -217,6 +216,11 @@ class CallPipeline:
             call.span.end(call.record, call.outcome, call.reason)
         if call.is_authorised and log.isEnabledFor(logging.DEBUG):
             log.debug("call", extra=facts_of(call))
+
+
+def request_id_of(given: str | None) -> str:
+    """The id of a request: the one that its caller gave if that is fit to be one, else a random one."""
+    return given if given is not None and REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 
 
 def facts_of(call: Call) -> dict[str, str | int | float]:

@@ -118,6 +118,10 @@ def _forward_output(output: ForwardOutputParams, limits: Limits) -> Violations:
         yield "sample.frequency_penalty", description
     if sampling.logit_bias:
         yield "sample.logit_bias", description
+    if sampling.allowed_token_ids:
+        yield "sample.allowed_token_ids", description
+    if sampling.bad_words:
+        yield "sample.bad_words", description
 
 
 def _versions(request: ListSnapshotVersionsRequest, limits: Limits) -> Violations:

@@ -25,6 +25,8 @@ SAMPLING: dict[str, Any] = {
     "frequency_penalty": 0.75,
     "logit_bias": {7: 2.0},
     "seed": 11,
+    "allowed_token_ids": [5, 9],
+    "bad_words": ["bad", "worse"],
 }
 SHARED: dict[str, Any] = {
     "max_tokens": 9,

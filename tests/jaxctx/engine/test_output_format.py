@@ -313,7 +313,7 @@ async def test_a_matcher_that_fails_ends_its_output_alone(
     mask = OutputMatcher.mask
 
     def failing(matcher: OutputMatcher) -> np.ndarray:
-        if matcher._tokens == 4 and matcher._rules.min_tokens == 1:
+        if matcher._tokens == 4 and matcher._end_rules.min_tokens == 1:
             raise error
         return mask(matcher)
 

@@ -176,7 +176,9 @@ async def test_calls_under_way_end_when_the_engine_is_closed(engine: RemoteEngin
     assert raised.value.reason == "ENGINE_LOST"
 
 
-SAMPLING = types.SamplingParams(temperature=0.5, top_k=7, seed=3, logit_bias={5: 1.5})
+SAMPLING = types.SamplingParams(
+    temperature=0.5, top_k=7, seed=3, logit_bias={5: 1.5}, allowed_token_ids=(5, 9), bad_words=("no",)
+)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from jaxctx.v1 import (
     model_service_pb2,
 )
 from jaxctx_server.services import MAX_DEADLINE_S
-from tests.server.harness import create, eventually, failure
+from tests.server.harness import KEYS, bearer, create, eventually, failure
 
 
 @pytest.mark.parametrize("error_class", errors.BY_CODE.values(), ids=errors.BY_CODE)
@@ -85,6 +85,14 @@ async def test_request_ids(grpc_server: Any) -> None:
     call = grpc_server.contexts.GetContext(pb.GetContextRequest(context_id="no"), metadata=(("x-request-id", "mine"),))
     await failure(call)
     assert dict(await call.trailing_metadata())["x-request-id"] == "mine"
+
+
+async def test_who_is_refused_gets_an_id_too(open_grpc_server: Any) -> None:
+    async with open_grpc_server(keys=KEYS) as grpc_server:
+        request = pb.GetContextRequest(context_id="a")
+        call = grpc_server.contexts.GetContext(request, metadata=(*bearer("unknown"), ("x-request-id", "mine")))
+        assert (await failure(call)).code == "UNAUTHENTICATED"
+        assert dict(await call.trailing_metadata())["x-request-id"] == "mine"
 
 
 async def test_deadlines_reach_the_engine(grpc_server: Any) -> None:

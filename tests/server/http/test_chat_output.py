@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from typing import Any
 
 import pytest
@@ -17,10 +19,11 @@ from jaxctx.model.text.tool_calls import (
 )
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx.v1.generation_pb2 import OutputFormat
-from jaxctx_server.http.chat_output import ChatFormats, ToolUse
+from jaxctx_server.http.chat_output import MAX_INLINE_TOOLS, ChatFormats, ToolUse
+from jaxctx_server.http.tools import stored_tools
 
-TOOL = '{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}'
-STRICT = TOOL.replace('"name"', '"strict": true, "name"')
+TEXT = '{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}'
+TOOL, STRICT = stored_tools([TEXT, TEXT.replace('"name"', '"strict": true, "name"')])
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 
 
@@ -28,9 +31,9 @@ def formats(reasoning: bool = False, special: dict[str, int] | None = None) -> C
     return ChatFormats(TOOL_CALL_FORMATS["hermes"], REASONING_FORMATS["think"] if reasoning else None, special or {})
 
 
-def prepared(use: ToolUse, known: ChatFormats | None = None, **fields: Any) -> GenerateRequest:
+async def prepared(use: ToolUse, known: ChatFormats | None = None, **fields: Any) -> GenerateRequest:
     generate = GenerateRequest(**fields)
-    (known or formats()).prepare(generate, use)
+    await (known or formats()).prepare(generate, use)
     return generate
 
 
@@ -49,35 +52,35 @@ def events(parser: OutputParser, text: str) -> list[Any]:
         (ToolUse(tools=[STRICT]), True),
     ],
 )
-def test_when_an_output_is_held_to_calls(use: ToolUse, is_held: bool) -> None:
-    assert prepared(use).HasField("output_format") == is_held
+async def test_when_an_output_is_held_to_calls(use: ToolUse, is_held: bool) -> None:
+    assert (await prepared(use)).HasField("output_format") == is_held
 
 
-def test_a_named_tool_is_called_once() -> None:
-    named = prepared(ToolUse(tools=[TOOL], choice="named", name="look"))
-    alone = prepared(ToolUse(tools=[TOOL], choice="named", name="look", parallel=False))
-    several = prepared(ToolUse(tools=[TOOL], choice="required"))
+async def test_a_named_tool_is_called_once() -> None:
+    named = await prepared(ToolUse(tools=[TOOL], choice="named", name="look"))
+    alone = await prepared(ToolUse(tools=[TOOL], choice="named", name="look", parallel=False))
+    several = await prepared(ToolUse(tools=[TOOL], choice="required"))
     assert named.output_format.grammar == alone.output_format.grammar != several.output_format.grammar
 
 
-def test_a_format_that_the_request_has_stays() -> None:
+async def test_a_format_that_the_request_has_stays() -> None:
     wanted = OutputFormat(regex="a+")
-    assert prepared(ToolUse(tools=[STRICT]), output_format=wanted).output_format == wanted
+    assert (await prepared(ToolUse(tools=[STRICT]), output_format=wanted)).output_format == wanted
 
 
-def test_special_tokens_are_shown_where_they_are_marks() -> None:
+async def test_special_tokens_are_shown_where_they_are_marks() -> None:
     marked = formats(special={"<tool_call>": 5})
-    assert prepared(ToolUse(tools=[TOOL]), marked).include_special_tokens
-    assert not prepared(ToolUse(), marked).include_special_tokens
-    assert not prepared(ToolUse(tools=[TOOL])).include_special_tokens
+    assert (await prepared(ToolUse(tools=[TOOL]), marked)).include_special_tokens
+    assert not (await prepared(ToolUse(), marked)).include_special_tokens
+    assert not (await prepared(ToolUse(tools=[TOOL]))).include_special_tokens
 
 
-def test_a_model_whose_calls_nobody_knows() -> None:
+async def test_a_model_whose_calls_nobody_knows() -> None:
     unknown = ChatFormats(None, None, {})
     with pytest.raises(InvalidArgument) as raised:
-        prepared(ToolUse(tools=[TOOL]), unknown)
+        await prepared(ToolUse(tools=[TOOL]), unknown)
     assert [each.field for each in raised.value.violations] == ["tools"]
-    assert prepared(ToolUse(), unknown) == GenerateRequest()
+    assert await prepared(ToolUse(), unknown) == GenerateRequest()
     with pytest.raises(ValueError, match="no calls"):
         unknown.new_call_id()
 
@@ -94,3 +97,27 @@ def test_thoughts_are_none_in_an_answer_that_had_begun() -> None:
     found = events(formats(reasoning=True).parser(ToolUse()), text)
     assert "".join(each.text for each in found if isinstance(each, ReasoningDelta)).strip() == "hm"
     assert events(formats(reasoning=True).parser(ToolUse(), is_continuation=True), text) == [TextDelta(text)]
+
+
+async def test_the_grammar_of_large_tools_is_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    write = ChatFormats._grammar
+
+    def note(known: ChatFormats, *asked: Any) -> str:
+        threads.append(threading.current_thread().name)
+        return write(known, *asked)
+
+    monkeypatch.setattr(ChatFormats, "_grammar", note)
+    [large] = stored_tools([TEXT.replace('"parameters"', f'"description": "{"x" * MAX_INLINE_TOOLS}", "parameters"')])
+    for tool in (TOOL, large):
+        assert (await prepared(ToolUse(tools=[tool], choice="required"))).output_format.grammar
+    assert [name == threading.main_thread().name for name in threads] == [True, False]
+
+
+def test_a_tool_is_not_read_again_for_each_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request has up to 1 MiB of tools and 128 outputs."""
+    use = ToolUse(tools=[TOOL] * 128)
+    with monkeypatch.context() as patched:
+        patched.setattr(json, "loads", lambda text: pytest.fail("JSON is parsed"))
+        parser = formats().parser(use)
+    assert ToolCallStart(0, "look") in parser.feed(CALL)

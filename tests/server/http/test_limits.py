@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
 
 import pytest
 
 from jaxctx.engine.engine import LocalEngine
 from jaxctx_server.http import limits
+from jaxctx_server.http import server as http_server
+from jaxctx_server.http.server import HttpServer, bind_tcp
+from tests.server.harness import eventually
 from tests.server.http.client import HttpClient
+
+Connections: TypeAlias = "set[Any]"
 
 HEAD = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 BODY_PATHS = [b"/v1/session", b"/v1/completions"]
@@ -37,6 +46,7 @@ class Connection:
         head, _, body = told.partition(b"\r\n\r\n")
         assert b"content-type: application/json" in head.lower(), told
         assert b"connection: close" in head.lower()
+        assert re.search(rb"\r\nx-request-id: [0-9a-f]{16}\r\n", head.lower())
         error = json.loads(body)["error"]
         assert set(error) == {"message", "type", "code", "param"}
         assert error["code"] == "HTTP"
@@ -124,6 +134,25 @@ async def test_a_body_behind_an_answer(web: HttpClient, monkeypatch: pytest.Monk
     slow.close()
 
 
+@pytest.mark.parametrize("path", BODY_PATHS)
+async def test_a_body_of_a_request_that_came_too_early(
+    web: HttpClient, path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the request before it was answered: its time begins when that is done."""
+    monkeypatch.setattr(limits, "BODY_TIMEOUT_S", 0.5)
+    early = HEAD % path + b"content-length: 100\r\n\r\n{"
+    slow = await Connection.to(web, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n" + early)
+    assert await slow.status() == 200
+    assert await slow.answer() == (408, "the body must be there within 0.5 seconds")
+
+
+async def test_headers_of_a_request_that_came_too_early(web: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HEADERS_TIMEOUT_S", 0.5)
+    slow = await Connection.to(web, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HT")
+    assert await slow.status() == 200
+    assert (await slow.answer())[0] == 408
+
+
 async def test_a_slow_answer_is_waited_for(web: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits are of requests."""
     for name in ("HEADERS_TIMEOUT_S", "BODY_TIMEOUT_S"):
@@ -187,3 +216,112 @@ async def test_connections_that_are_served_stay(
     assert [(await each).status for each in answers] == [200, 200]
     for each in idle:
         each.close()
+
+
+async def test_an_old_connection_ends_with_its_next_answer(web: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nobody stays whose certificate is not accepted any more."""
+    asked = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    old = await Connection.to(web, asked)
+    assert await old.status() == 200
+    monkeypatch.setattr(limits, "MAX_AGE_S", 0.0)
+    old.send(asked)
+    async with asyncio.timeout(60):
+        answer = await old._reader.read()  # to the end of the connection
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nconnection: close\r\n" in answer.lower()
+    assert answer.endswith(b"}")
+    old.close()
+
+
+# --- clients that do not read -----------------------------------------------------------------------------------------
+
+
+class Unread:
+    """An application with answers that are larger than what the system holds for a client that does not read."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.requests = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.requests += 1
+        try:
+            await self.answer(send, is_stream=scope["path"] == "/stream")
+        finally:
+            self.ended.set()
+
+    async def answer(self, send: Any, *, is_stream: bool) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000 if is_stream else 1):
+            await send({"type": "http.response.body", "body": bytes(16 << 20), "more_body": is_stream})
+
+
+@asynccontextmanager
+async def unread_answer(path: str, headers: str = "") -> AsyncIterator[tuple[Unread, Connections, socket.socket]]:
+    """The application, the connections of its server, and a client that has asked and does not read."""
+    app = Unread()
+    server = HttpServer(app, bind_tcp("127.0.0.1", 0))
+    await server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n".encode())
+            yield app, server._server.server_state.connections, client
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize("headers", ["", "connection: close\r\n"])
+async def test_an_answer_that_nobody_reads_does_not_hold_its_connection(
+    headers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr(limits, "STALLED_S", 0.2)
+    async with unread_answer("/", headers) as (app, connections, _):
+        await asyncio.wait_for(app.ended.wait(), 60)
+        await eventually(lambda: not connections)
+
+
+async def test_a_stream_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STALLED_S", 0.2)
+    async with unread_answer("/stream") as (app, connections, _):
+        await asyncio.wait_for(app.ended.wait(), 60)
+        assert not connections
+
+
+async def test_a_slow_reader_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads a little each time gets all of it."""
+    monkeypatch.setattr(limits, "STALLED_S", 0.5)
+    async with unread_answer("/", "connection: close\r\n") as (_, connections, client):
+        read = 0
+        while part := await asyncio.to_thread(client.recv, 1 << 18):
+            read += len(part)
+            await asyncio.sleep(0.02)
+        assert read > 16 << 20
+        await eventually(lambda: not connections)
+
+
+async def test_who_does_not_read_has_one_request_at_work() -> None:
+    """Further ones wait in the connection, and hold no place among the calls."""
+    async with unread_answer("/") as (app, _, client):
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" * 4)
+        await asyncio.wait_for(app.ended.wait(), 60)
+        await asyncio.sleep(0.1)
+        assert app.requests == 1
+        read = 0
+        while read < 5 * (16 << 20):
+            part = await asyncio.to_thread(client.recv, 1 << 20)
+            assert part, "the connection has ended"
+            read += len(part)
+        assert app.requests == 5
+
+
+async def test_an_answer_that_nobody_reads_makes_place_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 1)
+    async with unread_answer("/", "connection: close\r\n") as (app, connections, client):
+        await asyncio.wait_for(app.ended.wait(), 60)
+        (unread,) = connections
+        with socket.create_connection(client.getpeername()) as other:
+            await eventually(lambda: unread not in connections)
+            assert connections
+            other.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert (await asyncio.to_thread(other.recv, 12)) == b"HTTP/1.1 200"

@@ -51,6 +51,17 @@ def test_the_closed_sets_are_those_of_the_contract() -> None:
     assert {"QUEUE_FULL", "OUT_OF_PAGES", "CONTEXT_NOT_FOUND"} <= REASONS
 
 
+def test_reasons_that_http_alone_has() -> None:
+    metrics = CallMetrics()
+    for reason in ("context_busy", "CONTEXT_BUSY", "context_exists", "HTTP"):
+        metrics.began("http")
+        metrics.ended(FILL, "http", "ABORTED", reason, 0.0)
+    values = values_of(metrics.families())
+    assert value(values, "jaxctx_call_errors_total", reason="CONTEXT_BUSY") == 2
+    for reason in ("CONTEXT_EXISTS", "HTTP"):
+        assert value(values, "jaxctx_call_errors_total", reason=reason) == 1
+
+
 def test_a_copy_stays_as_it_is() -> None:
     metrics = CallMetrics()
     metrics.began("grpc")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -20,14 +21,14 @@ from jaxctx.v1 import (
     snapshot_service_pb2,
 )
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx_server.auth import METHODS, Role
+from jaxctx_server.auth import CERTIFIED, LOCAL, METHODS, Key, Role
 from jaxctx_server.call_record import CallRecord, current_record
 from jaxctx_server.grpc.server import SERVICES
 from jaxctx_server.key_store import KeyStore
 from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.metrics.calls import CallMetrics
 from jaxctx_server.service import pipeline
-from jaxctx_server.service.pipeline import Call, CallMetadata, CallPipeline
+from jaxctx_server.service.pipeline import MAX_OPEN_CALLS, Call, CallMetadata, CallPipeline
 from jaxctx_server.service.request_reader import RequestReader
 from tests.server.harness import KEYS, bearer, create, eventually, failure, key
 from tests.server.metrics.exposition import value, values_of
@@ -157,8 +158,9 @@ async def test_calls_without_a_key_have_a_limit_of_their_own(
         watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
         for watch in watches:
             await watch.read()
-        error = await failure(health.Check(health_pb2.HealthCheckRequest()))
+        error = await failure(health.Watch(health_pb2.HealthCheckRequest()).read())
         assert (type(error), error.reason) == (errors.ResourceExhausted, "QUEUE_FULL")
+        await health.Check(health_pb2.HealthCheckRequest())  # or anybody could make probes fail
         await create(grpc_server, metadata=bearer("a-key"))
         for watch in watches:
             watch.cancel()
@@ -228,6 +230,26 @@ async def test_calls_of_a_router_have_a_limit_of_their_own(admitting: CallPipeli
                 raise AssertionError("it is not admitted")
         async with admitting.admit(call_of(secret="c-key", incarnation="this one")):
             pass
+
+
+async def test_those_without_a_key_cannot_use_up_the_probes(admitting: CallPipeline) -> None:
+    """As many watch the health as may: a check goes on, and so does the call of a key."""
+    async with AsyncExitStack() as watching:
+        for _ in range(MAX_OPEN_CALLS):
+            await watching.enter_async_context(admitting.admit(call_of("/grpc.health.v1.Health/Watch")))
+        with pytest.raises(errors.ResourceExhausted):
+            await watching.enter_async_context(admitting.admit(call_of("/grpc.health.v1.Health/Watch")))
+        async with admitting.admit(call_of("/grpc.health.v1.Health/Check")), admitting.admit(call_of(secret="a-key")):
+            pass
+
+
+@pytest.mark.parametrize("without_keys", [LOCAL, CERTIFIED])
+async def test_without_keys_each_connection_has_a_budget_of_its_own(without_keys: Key) -> None:
+    keys = KeyStore(None, without_keys=without_keys)
+    admitting = CallPipeline(keys, RequestReader(ServerLifecycle()), max_calls=2, incarnation="this one")
+    call = call_of()
+    async with admitting.admit(call):
+        assert call.budget_owner == ("a connection", "")
 
 
 async def test_a_defect_leaves_as_an_incident_and_a_transports_error_as_it_is(admitting: CallPipeline) -> None:

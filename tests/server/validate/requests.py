@@ -120,6 +120,12 @@ TABLE: dict[str, dict[str, Any]] = {
                 ({7: math.nan}, "sampling.logit_bias[7]"),
             ],
             "seed": [-1, -(2**63)],
+            "allowed_token_ids": [
+                [1] * 1025,
+                ([1, 512], "sampling.allowed_token_ids[1]"),
+                ([-1], "sampling.allowed_token_ids[0]"),
+            ],
+            "bad_words": [["x"] * 65, (["a", ""], "sampling.bad_words[1]"), (["x" * 257], "sampling.bad_words[0]")],
         },
         "logprobs": ANY,
         "top_logprobs": [-1, 21, 5],  # 5 needs logprobs
@@ -204,6 +210,8 @@ TABLE: dict[str, dict[str, Any]] = {
             ([{"sample": {"presence_penalty": 1}}], "outputs[0].sample.presence_penalty"),
             ([{"sample": {"frequency_penalty": -1}}], "outputs[0].sample.frequency_penalty"),
             ([{"sample": {"logit_bias": {3: 1}}}], "outputs[0].sample.logit_bias"),
+            ([{"sample": {"allowed_token_ids": [3]}}], "outputs[0].sample.allowed_token_ids"),
+            ([{"sample": {"bad_words": ["x"]}}], "outputs[0].sample.bad_words"),
             ([{"logprob_ids": [1] * 1025}], "outputs[0].logprob_ids"),
             ([{"logprob_ids": [1, 512]}], "outputs[0].logprob_ids[1]"),
             ([{"top": 65}], "outputs[0].top"),

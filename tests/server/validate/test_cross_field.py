@@ -160,6 +160,8 @@ def test_masks_have_a_limit_together(limits: Any) -> None:
             ["sample.presence_penalty", "sample.frequency_penalty"],
         ),
         ({"logit_bias": {3: 0.0}}, ["sample.logit_bias"]),
+        ({"allowed_token_ids": [3]}, ["sample.allowed_token_ids"]),
+        ({"bad_words": ["x"]}, ["sample.bad_words"]),
     ],
 )
 def test_a_pass_applies_no_option_that_needs_the_tokens_before(

@@ -84,7 +84,7 @@ async def begin_answer(call: HttpCall, request: MessagesRequest) -> Answer:
     kind: Any = TOOL_CHOICES[choice.kind]
     use = ToolUse(tools=request.tools, choice=kind, name=choice.name, parallel=choice.parallel)
     if request.generate is not None:
-        formats.prepare(request.generate, use)
+        await formats.prepare(request.generate, use)
     fill = FillRequest(messages=request.prompt)
     generation = Generation(create=request.create, fill=fill, generate=request.generate, keep=True)
     parser = formats.parser(use, is_continuation=request.prompt.continue_final_message)

@@ -96,7 +96,7 @@ def arguments_of(text: str) -> Json:
     """The arguments of a call; empty for what is no JSON object."""
     try:
         arguments = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter for very many lists inside each other
         return {}
     return arguments if isinstance(arguments, dict) else {}
 

@@ -14,6 +14,7 @@ from jaxctx_server.http.anthropic.prompt import parse_prompt
 from jaxctx_server.http.anthropic.tools import callable_tools, definitions, parse_tools
 from jaxctx_server.http.errors import json_text
 from jaxctx_server.http.openai.request import check_asks_for_nothing, parse_object, parse_truth, set_field
+from jaxctx_server.http.tools import Tool
 
 Json = dict[str, Any]
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty")
@@ -30,7 +31,12 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
 }
 KNOWN_FIELDS = frozenset((*SAMPLING_FIELDS, *IGNORED_FIELDS, *OWN_FIELDS, *UNSUPPORTED_FIELDS))
 TOOL_CHOICES = ("auto", "any", "tool", "none")
-NAMES_OF_FIELDS = {"model_id": "model", "stop": "stop_sequences", "salt": "cache_salt", "messages": "messages"}
+NAMES_OF_FIELDS = {
+    "model_id": "model",
+    "stop": "stop_sequences",
+    "salt": "cache_salt",
+    "output_format": "output_config.format",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,7 @@ class MessagesRequest:
     create: CreateContextRequest
     prompt: ChatMessages
     generate: GenerateRequest | None  # None: only compute the prompt
-    tools: Sequence[str]  # that can be called: JSON texts as the chat template reads them
+    tools: Sequence[Tool]  # that can be called
     tool_choice: ToolChoice
     stream: bool
     has_context_management: bool  # edits of the context are asked for; none is ever applied
@@ -83,7 +89,7 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
     )
 
 
-def parse_prompt_fields(fields: Json) -> tuple[CreateContextRequest, ChatMessages, list[str]]:
+def parse_prompt_fields(fields: Json) -> tuple[CreateContextRequest, ChatMessages, list[Tool]]:
     """Model, prompt, and the tools that can be called. Raises InvalidArgument naming the field."""
     for name, values in UNSUPPORTED_FIELDS.items():
         if name in fields:
@@ -93,15 +99,15 @@ def parse_prompt_fields(fields: Json) -> tuple[CreateContextRequest, ChatMessage
         set_field(create, "model_id", fields["model"], "model")
     if "cache_salt" in fields:
         set_field(create, "salt", fields["cache_salt"], "cache_salt")
-    tools = parse_tools(fields.get("tools", []))
-    prompt = parse_prompt(fields.get("system"), fields.get("messages"), definitions(tools))
+    offered = parse_tools(fields.get("tools", []))
+    prompt = parse_prompt(fields.get("system"), fields.get("messages"), definitions(offered))
     choice = fields.get("tool_choice")
     if not (isinstance(choice, dict) and choice.get("type") == "none"):
-        prompt.tools.extend(tool.text for tool in tools if not tool.is_deferred)
+        prompt.tools.extend(each.tool.text for each in offered if not each.is_deferred)
     thinking = template_arguments(fields.get("thinking"))
     if thinking:
         prompt.template_arguments = thinking
-    return create, prompt, [tool.text for tool in callable_tools(tools, fields["messages"])]
+    return create, prompt, callable_tools(offered, fields["messages"])
 
 
 def parse_generation(fields: Json) -> GenerateRequest | None:

@@ -10,66 +10,55 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.http.anthropic.prompt import is_tool_reference, text_field
+from jaxctx_server.http.anthropic.prompt import is_tool_reference
 from jaxctx_server.http.errors import json_text
+from jaxctx_server.http.tools import Tool, read_function, read_tools
 
 Json = dict[str, Any]
-MAX_TOOLS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class OfferedTool:
     """A tool of a request."""
 
-    function: Json  # name, description and parameters
+    tool: Tool
     is_deferred: bool
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-        name: str = self.function["name"]
-        return name
 
-    @property
-    def text(self) -> str:
-        """JSON, as the chat template reads it."""
-        return json_text({"type": "function", "function": self.function})
-
-
-def parse_tools(tools: object) -> list[Tool]:
+def parse_tools(value: object) -> list[OfferedTool]:
     """The tools of a request. Raises InvalidArgument naming the field."""
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise InvalidArgument.field("tools", f"must be a list of up to {MAX_TOOLS} tools")
-    return [parse_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    tools = read_tools("tools", value, read_tool)
+    assert isinstance(value, list)  # or it could not be read
+    deferred = [is_deferred(f"tools[{index}]", tool) for index, tool in enumerate(value)]
+    return [OfferedTool(tool, waits) for tool, waits in zip(tools, deferred, strict=True)]
 
 
-def parse_tool(tool: object, field: str) -> Tool:
-    """One tool. Raises InvalidArgument naming the field."""
-    if not isinstance(tool, dict):
-        raise InvalidArgument.field(field, "must be an object")
+def read_tool(field: str, tool: Any) -> Json:
+    """One tool, in the form of chat. Raises InvalidArgument naming the field."""
     if tool.get("type") not in (None, "custom"):
         raise InvalidArgument.field(f"{field}.type", "must be custom: this server runs no tools itself")
-    schema = tool.get("input_schema")
-    if not isinstance(schema, dict):
+    if tool.get("input_schema") is None:
         raise InvalidArgument.field(f"{field}.input_schema", "must be a JSON schema")
+    return read_function(field, tool, "input_schema")
+
+
+def is_deferred(field: str, tool: Any) -> bool:
+    """Whether a tool is left out of the prompt until a result refers to it. Raises InvalidArgument."""
     deferred = tool.get("defer_loading")
     if deferred is not None and not isinstance(deferred, bool):
         raise InvalidArgument.field(f"{field}.defer_loading", "must be true or false")
-    function: Json = {"name": text_field(tool, "name", field), "parameters": schema}
-    if isinstance(tool.get("description"), str):
-        function["description"] = tool["description"]
-    return Tool(function, deferred is True)
+    return deferred is True
 
 
-def definitions(tools: Sequence[Tool]) -> dict[str, str]:
+def definitions(tools: Sequence[OfferedTool]) -> dict[str, str]:
     """JSON texts of the functions by their names, for results that refer to them."""
-    return {tool.name: json_text(tool.function) for tool in tools}
+    return {each.tool.name: json_text(each.tool.function) for each in tools}
 
 
-def callable_tools(tools: Sequence[Tool], messages: Sequence[Mapping[str, Any]]) -> list[Tool]:
+def callable_tools(tools: Sequence[OfferedTool], messages: Sequence[Mapping[str, Any]]) -> list[Tool]:
     """The tools that can be called after these messages, which were parsed: all but those that nothing has loaded."""
-    loaded = loaded_names(messages) if any(tool.is_deferred for tool in tools) else set()
-    return [tool for tool in tools if not tool.is_deferred or tool.name in loaded]
+    loaded = loaded_names(messages) if any(each.is_deferred for each in tools) else set()
+    return [each.tool for each in tools if not each.is_deferred or each.tool.name in loaded]
 
 
 def loaded_names(messages: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -45,7 +45,7 @@ JSON_PART: Json = {
 PARTS: Json = {"anyOf": [FILLED_TEXT, {"type": "array", "items": {"anyOf": [TEXT_PART, JSON_PART]}, "minItems": 1}]}
 SAMPLING_FIELDS = (
     *("stop", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "logit_bias", "seed"),
+    *("repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "seed"),
 )
 
 

@@ -13,11 +13,12 @@
       chat_output.py  its outputs: text, thoughts, calls
     output_format.py  what an output may look like
     logprobs.py       log probabilities, in the forms of the two APIs
+      prompt_logprobs.py  those of the tokens of a prompt, in the form of vLLM
     outputs.py        the prompts of a request and their outputs, while they come
     answer.py         the answer, whole or as events
     usage.py          what it cost
+    diagnosis.py      why a prompt did not reuse the pages of an earlier one
     models.py         the models, for OpenAI clients and for those of the contract
-    errors.py         errors of the services in the names of this API
     openapi.py, models_openapi.py  the description of the paths
 
     body ─▶ CompletionRequest ─┐ prompts                 parts              ┌─▶ choices, at the end

@@ -19,8 +19,9 @@ from jaxctx_server.http.contextcache.use import ContextUse, UsingResponse, find_
 from jaxctx_server.http.endpoint import EventStream
 from jaxctx_server.http.errors import JSON_MEDIA_TYPE, json_text
 from jaxctx_server.http.events import DONE
+from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.generation import Generation, close_contexts
-from jaxctx_server.http.openai.errors import with_openai_names
+from jaxctx_server.http.openai.diagnosis import diagnose
 from jaxctx_server.http.openai.outputs import (
     Output,
     Prompt,
@@ -52,6 +53,7 @@ class Answer:
     generations: Sequence[Generation]  # of each prompt
     outputs: Sequence[Output]  # all of the first prompt, then those of the next one
     use: ContextUse | None = None  # of a kept context, by the one prompt and its one output
+    diagnostics: Json = field(default_factory=dict)  # a field of the answer, from the first part on
     loaded_prompts: set[int] = field(default_factory=set)  # whose tokens were asked for
 
     @property
@@ -91,15 +93,33 @@ class Answer:
         scoring = self.prompts[each.prompt].scoring
         return scoring is not None and len(scoring.logprobs) > MAX_INLINE_TOKENS
 
-    def parts(self, call: HttpCall) -> AsyncGenerator[PromptPart, None]:
+    async def parts(self, call: HttpCall) -> AsyncGenerator[PromptPart, None]:
         """The parts of all outputs. To be closed as soon as it is no longer read."""
         if self.use is not None:
-            return run_use(call, self.use, self.generations[0])
-        return run_prompts(call, self.generations, self.outputs_per_prompt)
+            parts = run_use(call, self.use, self.generations[0])
+        else:
+            parts = run_prompts(call, self.generations, self.outputs_per_prompt)
+        has_begun = False
+        async with aclosing(parts):
+            async for each in parts:
+                if not has_begun:
+                    has_begun = True
+                    await self.diagnose(call)
+                yield each
+
+    async def diagnose(self, call: HttpCall) -> None:
+        """Compare the prompt with the last one of its key, if it has one. Several prompts are not compared."""
+        key, generation = self.request.shared.prompt_cache_key, self.generations[0]
+        if key is None or len(self.generations) > 1 or not generation.reads_prompt:
+            return
+        found = await diagnose(
+            call, generation, key=key, answer_id=self.answer_id, model=self.model, tools=self.request.prompt_tools
+        )
+        self.diagnostics["prompt_cache_diagnostics"] = found
 
     def further_fields(self) -> Json:
         """Fields behind the others, of a whole answer or of the first chunk."""
-        fields = self.request.answer_fields(self.prompts)
+        fields = {**self.request.answer_fields(self.prompts, self.pieces), **self.diagnostics}
         return fields if self.use is None else {**fields, **self.use.fields(self.generations[0])}
 
 
@@ -132,7 +152,7 @@ async def answer_with(call: HttpCall, request: TextRequest, use: ContextUse | No
             return EventStream(stream_events(call, made))
         await collect_outputs(call, made)
     except JaxctxError as error:
-        raise with_openai_names(error, request.shared.field_names) from None
+        raise renamed(error, request.shared.field_names) from None
     if len(made.outputs) <= MAX_INLINE_OUTPUTS and not request.names_tokens:
         return whole_answer(made)
     return await asyncio.to_thread(whole_answer, made)
@@ -150,6 +170,7 @@ async def begin_answer(call: HttpCall, request: TextRequest, use: ContextUse | N
     generations = [make_generation(shared, prompt) for prompt in prompts]
     if use is not None:
         check_one_output(request, prompts)
+        generations[0].reads_prompt = False  # the report on the kept context says what was reused of it
         await use.prepare(call, model, generations[0])
     pieces = TokenPieces(call, model.model_id, model.model_revision)
     for prompt in prompts:
@@ -176,7 +197,8 @@ def check_one_output(request: TextRequest, prompts: Sequence[Prompt]) -> None:
         name = "n" if request.chosen is None else "best_of"
         raise InvalidArgument.field(name, "must be 1: a kept context goes on in one way")
     if prompts[0].scoring is not None:
-        raise InvalidArgument.field("echo", "must not be set with logprobs: tokens that are kept have none")
+        name = "echo" if request.shared.prompt_logprobs is None else "prompt_logprobs"
+        raise InvalidArgument.field(name, "must not ask for log probabilities: tokens that are kept have none")
 
 
 async def run_use(call: HttpCall, use: ContextUse, generation: Generation) -> AsyncGenerator[PromptPart, None]:
@@ -261,7 +283,7 @@ async def stream_events(call: HttpCall, made: Answer) -> AsyncGenerator[str, Non
                 yield "".join([f"{prefix}{choice}]{usage}{extra}}}\n\n" for choice in choices])
                 extra = ""
     except JaxctxError as error:
-        raise with_openai_names(error, made.request.shared.field_names) from None
+        raise renamed(error, made.request.shared.field_names) from None
     if options.include_usage:
         yield f'{prefix}],"usage":{json_text(made.usage())}}}\n\n'
     yield DONE

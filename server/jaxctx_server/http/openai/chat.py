@@ -14,11 +14,13 @@ from jaxctx.v1.model_service_pb2 import ApplyChatTemplateRequest, Model
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.chat_output import ChatFormats, formats_of
 from jaxctx_server.http.errors import json_text
+from jaxctx_server.http.generation import PromptScoring
 from jaxctx_server.http.openai.answer import answer
-from jaxctx_server.http.openai.chat_messages import parse_message
+from jaxctx_server.http.openai.chat_messages import parse_messages as parse_chat_messages
 from jaxctx_server.http.openai.chat_output import ChatOutput, ChatOutputOptions
 from jaxctx_server.http.openai.fields import UNSUPPORTED_IN_CHAT
-from jaxctx_server.http.openai.outputs import AnswerForm, Prompt
+from jaxctx_server.http.openai.outputs import AnswerForm, Prompt, check_length
+from jaxctx_server.http.openai.prompt_logprobs import prompt_logprobs
 from jaxctx_server.http.openai.request import (
     MAX_TOP_LOGPROBS,
     SharedOptions,
@@ -31,7 +33,7 @@ from jaxctx_server.http.openai.request import (
     refuse,
     set_field,
 )
-from jaxctx_server.http.openai.tools import ChatTools, parse_tools
+from jaxctx_server.http.openai.tools import OLDER_NAMES, ChatTools, parse_tools
 from jaxctx_server.http.token_pieces import TokenPieces
 
 Json = dict[str, Any]
@@ -58,19 +60,26 @@ class ChatRequest:
 
     @property
     def names_tokens(self) -> bool:
-        return self.tells_logprobs
+        return self.tells_logprobs or self.shared.prompt_logprobs is not None
+
+    @property
+    def prompt_tools(self) -> Sequence[str]:
+        return self.messages.tools
 
     async def prompts(self, call: HttpCall, model: Model) -> Sequence[Prompt]:
-        self.options = self._output_options(formats_of(model))
-        fill, token_ids = FillRequest(messages=self.messages), None
-        if self.shared.return_token_ids:
-            asked = ApplyChatTemplateRequest(model_id=model.model_id, messages=self.messages)
-            token_ids = (await call.unary(call.services.models.apply_chat_template, asked)).tokens[:]
-            fill = FillRequest()
-            fill.tokens.ids.extend(token_ids)
-        return [Prompt(fill=fill, token_ids=token_ids)]
+        self.options = await self._output_options(formats_of(model))
+        if not self.shared.return_token_ids and self.shared.prompt_logprobs is None:
+            return [Prompt(fill=FillRequest(messages=self.messages))]
+        asked = ApplyChatTemplateRequest(model_id=model.model_id, messages=self.messages)
+        token_ids = (await call.unary(call.services.models.apply_chat_template, asked)).tokens[:]
+        fill, scoring = FillRequest(), None
+        fill.tokens.ids.extend(token_ids)
+        if self.shared.prompt_logprobs is not None:
+            check_length(token_ids, model)
+            scoring = PromptScoring(min(self.shared.prompt_logprobs, model.vocab_size))
+        return [Prompt(fill=fill, token_ids=token_ids, scoring=scoring)]
 
-    def _output_options(self, formats: ChatFormats) -> ChatOutputOptions:
+    async def _output_options(self, formats: ChatFormats) -> ChatOutputOptions:
         """How outputs are read; `shared.generate` asks for outputs that can be read so. Raises InvalidArgument."""
         use, generate = self.tools.use, self.shared.generate
         if generate.HasField("output_format"):
@@ -78,9 +87,10 @@ class ChatRequest:
                 raise InvalidArgument.field("tool_choice", "must not demand a call of a text of another format")
             formats = replace(formats, reasoning=None)  # the text has the format from its first character on
         asks_for_format = generate.HasField("output_format")
-        formats.prepare(generate, use)
+        await formats.prepare(generate, use)
         if generate.HasField("output_format") and not asks_for_format:  # a grammar of the tools
-            self.shared = replace(self.shared, field_names={**self.shared.field_names, "output_format": "tools"})
+            tools = self.shared.field_names.get("tools", "tools")
+            self.shared = replace(self.shared, field_names={**self.shared.field_names, "output_format": tools})
         return ChatOutputOptions(
             formats=formats,
             use=use,
@@ -88,6 +98,7 @@ class ChatRequest:
             tells_logprobs=self.tells_logprobs,
             tokens_as_ids=self.shared.tokens_as_ids,
             return_token_ids=self.shared.return_token_ids,
+            are_functions=self.tools.are_functions,
         )
 
     def new_output(self, prompt: Prompt, pieces: TokenPieces) -> ChatOutput:
@@ -95,8 +106,13 @@ class ChatRequest:
             raise ValueError("the model is not known yet")
         return ChatOutput(self.options, prompt, pieces)
 
-    def answer_fields(self, prompts: Sequence[Prompt]) -> Json:
-        return {"prompt_token_ids": list(prompts[0].token_ids or ())} if self.shared.return_token_ids else {}
+    def answer_fields(self, prompts: Sequence[Prompt], pieces: TokenPieces) -> Json:
+        fields: Json = {}
+        if self.shared.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(prompts[0], pieces, self.shared)
+        if self.shared.return_token_ids:
+            fields["prompt_token_ids"] = list(prompts[0].token_ids or ())
+        return fields
 
 
 def parse_chat(data: bytes) -> ChatRequest:
@@ -114,8 +130,14 @@ def parse_chat(data: bytes) -> ChatRequest:
         raise InvalidArgument.field("top_logprobs", "needs logprobs")
     shared.generate.logprobs, shared.generate.top_logprobs = tells_logprobs, top_logprobs
     tools = parse_tools(fields)
+    names = {
+        **shared.field_names,
+        "text": "messages",
+        "tokens": "messages",
+        **(OLDER_NAMES if tools.are_functions else {}),
+    }
     return ChatRequest(
-        shared=shared,
+        shared=replace(shared, field_names=names),
         messages=parse_messages(fields, tools),
         tools=tools,
         tells_logprobs=tells_logprobs,
@@ -129,9 +151,8 @@ def parse_messages(fields: Mapping[str, Any], tools: ChatTools) -> ChatMessages:
         raise InvalidArgument.field("messages", "must be a list of messages")
     check_entries(ChatMessages(), "messages", given, "messages")
     messages = ChatMessages()
-    parsed = [parse_message(index, message) for index, message in enumerate(given)]
-    set_field(messages, "messages", parsed, "messages")
-    messages.tools.extend(tools.in_prompt)
+    set_field(messages, "messages", parse_chat_messages(given), "messages")
+    messages.tools.extend(tool.text for tool in tools.in_prompt)
     messages.continue_final_message = parse_truth_of(fields, "continue_final_message", False)
     opens_answer = parse_truth_of(fields, "add_generation_prompt", not messages.continue_final_message)
     messages.add_generation_prompt = opens_answer

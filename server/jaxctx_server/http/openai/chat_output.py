@@ -35,6 +35,7 @@ class ChatOutputOptions:
     tells_logprobs: bool
     tokens_as_ids: bool
     return_token_ids: bool
+    are_functions: bool = False  # a call is told in the older form, `function_call`
 
     def parser(self) -> OutputParser | None:
         """A parser of one output. None: all of it is text."""
@@ -94,7 +95,9 @@ class ChatOutput:
         message: Json = {"role": "assistant", "content": text or (None if self._calls else ""), "refusal": None}
         if self._reasoning:
             message["reasoning_content"] = message["reasoning"] = "".join(self._reasoning)
-        if self._calls:
+        if self._calls and self._options.are_functions:
+            message["function_call"] = self._calls[0]["function"]
+        elif self._calls:
             message["tool_calls"] = self._calls
         choice: Json = {
             "index": index,
@@ -161,11 +164,16 @@ class ChatOutput:
                     thought = json_text(text)
                     deltas.append(f'"reasoning_content":{thought},"reasoning":{thought}')
                 case ToolCallStart(index, name):
-                    deltas.append(f'"tool_calls":{json_text([{"index": index, **self._new_call(name)}])}')
+                    deltas.append(self._call_delta({"index": index, **self._new_call(name)}))
                 case ToolCallArguments(index, fragment):
-                    call = {"index": index, "function": {"arguments": fragment}}
-                    deltas.append(f'"tool_calls":{json_text([call])}')
+                    deltas.append(self._call_delta({"index": index, "function": {"arguments": fragment}}))
         return deltas
+
+    def _call_delta(self, call: Json) -> str:
+        """The field of a `delta` with a part of a call."""
+        if self._options.are_functions:
+            return f'"function_call":{json_text(call["function"])}'
+        return f'"tool_calls":{json_text([call])}'
 
     def _new_call(self, name: str) -> Json:
         call_id = self._options.formats.new_call_id()
@@ -177,7 +185,9 @@ class ChatOutput:
     def _told_finish_reason(self, finish: int) -> str:
         """Why the output ended."""
         reason = FINISH_REASONS[finish]
-        return "tool_calls" if reason == "stop" and self._has_calls else reason
+        if reason != "stop" or not self._has_calls:
+            return reason
+        return "function_call" if self._options.are_functions else "tool_calls"
 
 
 def text_delta(text: str) -> str:

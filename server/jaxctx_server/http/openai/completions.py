@@ -15,7 +15,8 @@ from jaxctx_server.http.generation import PromptScoring
 from jaxctx_server.http.openai.answer import answer
 from jaxctx_server.http.openai.fields import UNSUPPORTED_IN_COMPLETIONS
 from jaxctx_server.http.openai.logprobs import CompletionLogprobs, empty_lists, extend_lists
-from jaxctx_server.http.openai.outputs import FINISH_REASONS, AnswerForm, Prompt
+from jaxctx_server.http.openai.outputs import FINISH_REASONS, AnswerForm, Prompt, check_length
+from jaxctx_server.http.openai.prompt_logprobs import prompt_logprobs
 from jaxctx_server.http.openai.prompts import parse_prompts
 from jaxctx_server.http.openai.request import (
     MAX_TOP_LOGPROBS,
@@ -27,7 +28,6 @@ from jaxctx_server.http.openai.request import (
     refuse,
 )
 from jaxctx_server.http.token_pieces import TokenPieces
-from jaxctx_server.validate import prompt_length_error
 
 Json = dict[str, Any]
 MAX_OUTPUTS = 128  # of a prompt
@@ -52,12 +52,17 @@ class CompletionRequest:
 
     @property
     def names_tokens(self) -> bool:
-        return self.top_logprobs is not None
+        return self.top_logprobs is not None or self.shared.prompt_logprobs is not None
 
     @property
-    def scores_prompts(self) -> bool:
-        """Whether the log probabilities of the prompts' own tokens are told."""
-        return self.echo and self.top_logprobs is not None
+    def scoring_top(self) -> int | None:
+        """How many of the most likely tokens are found out beside each of a prompt; None: nothing of its own tokens."""
+        asked = [self.top_logprobs if self.echo else None, self.shared.prompt_logprobs]
+        return max((top for top in asked if top is not None), default=None)
+
+    @property
+    def prompt_tools(self) -> Sequence[str]:
+        return ()
 
     async def prompts(self, call: HttpCall, model: Model) -> Sequence[Prompt]:
         return [await self._prompt(call, model, fill) for fill in self.fills]
@@ -65,7 +70,7 @@ class CompletionRequest:
     async def _prompt(self, call: HttpCall, model: Model, fill: FillRequest) -> Prompt:
         """A prompt, with as much of its text and token ids as the answer needs."""
         text, token_ids, models = fill.text, None, call.services.models
-        if self.scores_prompts or self.shared.return_token_ids:
+        if self.scoring_top is not None or self.shared.return_token_ids:
             if fill.WhichOneof("content") == "text":
                 asked = TokenizeRequest(model_id=model.model_id, text=text)
                 if fill.HasField("add_special_tokens"):
@@ -73,8 +78,7 @@ class CompletionRequest:
                 fill = FillRequest()
                 fill.tokens.ids.extend((await call.unary(models.tokenize, asked)).tokens)
             token_ids = fill.tokens.ids[:]
-            if not 1 <= len(token_ids) <= model.max_context_tokens:
-                raise InvalidArgument.field("tokens", prompt_length_error(len(token_ids), model.max_context_tokens))
+            check_length(token_ids, model)
         if self.echo and fill.WhichOneof("content") == "tokens" and not text:
             shown = DetokenizeRequest(
                 model_id=model.model_id,
@@ -83,14 +87,14 @@ class CompletionRequest:
             )
             text = (await call.unary(models.detokenize, shown)).text
         scoring = None
-        if self.scores_prompts and self.top_logprobs is not None:
-            scoring = PromptScoring(min(self.top_logprobs, model.vocab_size))
+        if self.scoring_top is not None:
+            scoring = PromptScoring(min(self.scoring_top, model.vocab_size))
         return Prompt(fill=fill, text=text if self.echo else "", token_ids=token_ids, scoring=scoring)
 
     def new_output(self, prompt: Prompt, pieces: TokenPieces) -> "CompletionOutput":
         return CompletionOutput(self, prompt, pieces)
 
-    def answer_fields(self, prompts: Sequence[Prompt]) -> Json:
+    def answer_fields(self, prompts: Sequence[Prompt], pieces: TokenPieces) -> Json:
         return {}
 
 
@@ -148,6 +152,8 @@ class CompletionOutput:
     def __init__(self, request: CompletionRequest, prompt: Prompt, pieces: TokenPieces) -> None:
         self._prompt = prompt
         self._pieces = pieces
+        self._shared = request.shared
+        self._echo = request.echo
         self._tells_ids = request.shared.return_token_ids
         self._has_begun = False
         self._finish_reason: str | None = None
@@ -160,6 +166,7 @@ class CompletionOutput:
             self._lists = empty_lists()
             self._logprobs = CompletionLogprobs(
                 pieces,
+                top=request.top_logprobs,
                 as_ids=request.shared.tokens_as_ids,
                 shows_special_tokens=request.shared.generate.include_special_tokens,
                 drops_space=request.echo and begins_without_space(prompt, pieces),
@@ -184,6 +191,8 @@ class CompletionOutput:
             "logprobs": self._lists,
             "finish_reason": self._finish_reason,
         }
+        if self._shared.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self._prompt, self._pieces, self._shared)
         if self._tells_ids:
             choice["token_ids"] = self._token_ids
             choice["prompt_token_ids"] = list(self._prompt.token_ids or ())
@@ -215,7 +224,7 @@ class CompletionOutput:
         if self._logprobs is not None:
             lists = empty_lists()
             scoring = self._prompt.scoring
-            if not self._has_begun and scoring is not None:
+            if not self._has_begun and self._echo and scoring is not None:
                 extend_lists(lists, self._logprobs.first((self._prompt.token_ids or [0])[0]))
                 extend_lists(lists, self._logprobs.of(scoring.logprobs))
             extend_lists(lists, self._logprobs.of(part.logprobs))

@@ -30,6 +30,8 @@ SAMPLING_FIELDS = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "allowed_token_ids",
+    "bad_words",
 )
 """Fields of SamplingParams, which have the same names in this API."""
 
@@ -41,7 +43,8 @@ FORMAT_FIELDS = (
 
 SHARED_FIELDS = (
     *("stop", "stream", "stream_options", "priority", "skip_special_tokens", "add_special_tokens"),
-    *("logprobs", "return_token_ids", "return_tokens_as_token_ids", *FORMAT_FIELDS),
+    *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"),
+    *("prompt_cache_key", *FORMAT_FIELDS),
 )
 """Fields of both APIs that are read one by one."""
 
@@ -50,26 +53,29 @@ COMPLETION_FIELDS = ("prompt", "echo", "best_of")
 
 CHAT_FIELDS = (
     *("messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort"),
-    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
+    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "functions", "function_call"),
 )
 """Fields that only chat has."""
 
-IGNORED_FIELDS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "request_id")
-"""Fields that say who asks, or help a cache; no answer depends on them."""
+IGNORED_FIELDS = (
+    *("user", "metadata", "safety_identifier", "request_id"),
+    "guided_decoding_backend",  # by which library a format is followed
+)
+"""Fields that say who asks, or help a server; no answer depends on them."""
 
 NOTHING: tuple[Any, ...] = (False, "", [], {})
 """Values with which most fields ask for nothing."""
 
 UNSUPPORTED_WITH_ANY_VALUE = (
     # completions and chat
-    *("suffix", "prompt_logprobs", "functions", "audio", "prediction", "web_search_options"),
+    *("suffix", "audio", "prediction", "web_search_options"),
     # responses
     *("store", "background", "include", "input", "instructions", "conversation"),
     *("previous_response_id", "reasoning", "text", "max_output_tokens", "max_tool_calls"),
     *("prompt_template", "context_management", "moderation", "session_id", "context_id"),
     # other servers: structured output and sampling
-    *("ebnf", "structural_tag", "guided_decoding_backend", "guided_whitespace_pattern"),
-    *("allowed_token_ids", "bad_words", "use_beam_search", "truncate_prompt_tokens"),
+    *("ebnf", "structural_tag", "guided_whitespace_pattern"),
+    *("use_beam_search", "truncate_prompt_tokens"),
     *("stop_regex", "no_stop_trim", "min_new_tokens", "max_new_tokens"),
     # other servers: templates, inputs and outputs of other kinds
     *("chat_template", "documents", "prompt_embeds", "logits_processors"),
@@ -78,7 +84,6 @@ UNSUPPORTED_WITH_ANY_VALUE = (
 
 UNSUPPORTED_FIELDS: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(UNSUPPORTED_WITH_ANY_VALUE, NOTHING),
-    "function_call": (*NOTHING, "none", "auto"),
     "spaces_between_special_tokens": (True,),
     "service_tier": ("auto", "default"),
     "truncation": ("disabled",),
@@ -93,6 +98,8 @@ UNSUPPORTED_FIELDS: Mapping[str, Collection[Any]] = {
 UNSUPPORTED_IN_COMPLETIONS: Mapping[str, Collection[Any]] = {
     "tools": NOTHING,
     "tool_choice": (*NOTHING, "none", "auto"),
+    "functions": NOTHING,
+    "function_call": (*NOTHING, "none", "auto"),
     "parallel_tool_calls": (True, False),
     "top_logprobs": (*NOTHING, 0),
     "reasoning_effort": ("none",),

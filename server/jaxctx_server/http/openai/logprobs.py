@@ -31,10 +31,13 @@ class CompletionLogprobs:
     """
 
     def __init__(
-        self, pieces: TokenPieces, *, as_ids: bool, shows_special_tokens: bool, drops_space: bool = False
+        self, pieces: TokenPieces, *, top: int, as_ids: bool, shows_special_tokens: bool, drops_space: bool = False
     ) -> None:
-        """`as_ids`: tokens are named "token_id:5". `drops_space`: the text lacks the space before its first token."""
+        """`top`: how many of the most likely tokens are told beside each. `as_ids`: tokens are named "token_id:5".
+        `drops_space`: the text lacks the space before its first token.
+        """
         self._pieces = pieces
+        self._most = top
         self._as_ids = as_ids
         self._shows_special_tokens = shows_special_tokens
         self._offset = -1 if drops_space else 0
@@ -67,7 +70,7 @@ class CompletionLogprobs:
     def _top(self, each: TokenLogprob) -> dict[str, float]:
         """The most likely tokens and the token itself; of tokens with the same text the most likely one counts."""
         top: dict[str, float] = {}
-        for other in each.top:
+        for other in each.top[: self._most]:
             top.setdefault(self._name(other.token_id), finite(other.logprob))
         top.setdefault(self._name(each.token_id), finite(each.logprob))
         return top

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 from jaxctx.errors import JaxctxError
 from jaxctx.v1.model_service_pb2 import GetModelRequest, ListModelsRequest, Model
 from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.messages import fill_message, message_fields
-from jaxctx_server.http.openai.errors import with_openai_names
 
 MODELS_PER_PAGE = 1000  # without `limit`: OpenAI's API has no pages here
 
@@ -34,7 +34,7 @@ async def get_model(call: HttpCall) -> Response:
     try:
         response = await call.unary(call.services.models.get_model, message)
     except JaxctxError as error:
-        raise with_openai_names(error, {"model_id": "model"}) from None
+        raise renamed(error, {"model_id": "model"}) from None
     return JSONResponse({**openai_model(response.model), **message_fields(response)})
 
 

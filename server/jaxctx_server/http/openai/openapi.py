@@ -14,7 +14,7 @@ from jaxctx_server.http.openai.chat_messages import MAX_TOOL_CALLS
 from jaxctx_server.http.openai.output_format import MAX_CHOICES
 from jaxctx_server.http.openai.prompts import MAX_PROMPTS
 from jaxctx_server.http.openai.request import MAX_PRIORITY, MAX_TOP_LOGPROBS
-from jaxctx_server.http.openai.tools import MAX_TOOLS
+from jaxctx_server.http.tools import MAX_TOOLS
 
 TAG = "completions"
 DESCRIPTION = "Completions and chat of the OpenAI API, with the fields that other servers have added."
@@ -108,6 +108,13 @@ SHARED_FIELDS: Json = {
     "frequency_penalty": number(-2, 2),
     "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 10},
     "logit_bias": {"type": "object", "additionalProperties": number(-100, 100), "maxProperties": 300},
+    "allowed_token_ids": {**TOKEN_IDS, "maxItems": 1024, "description": "Only these tokens are drawn."},
+    "bad_words": {
+        "type": "array",
+        "items": {"type": "string", "minLength": 1, "maxLength": 256},
+        "maxItems": 64,
+        "description": "Texts that are kept out of the output.",
+    },
     "seed": {"type": "integer", "minimum": -1, "maximum": 2**63 - 1, "description": "-1: the server chooses."},
     "stream": TRUTH,
     "stream_options": {
@@ -120,6 +127,15 @@ SHARED_FIELDS: Json = {
     "priority": {**whole(-MAX_PRIORITY, MAX_PRIORITY), "description": "The lowest goes first."},
     "cache_salt": {"type": "string", "maxLength": 256},
     "skip_special_tokens": TRUTH,
+    "prompt_logprobs": {
+        **whole(0, MAX_TOP_LOGPROBS),
+        "description": "Tell how likely each token of the prompt was, and so many likely ones beside it. In no stream.",
+    },
+    "prompt_cache_key": {
+        **TEXT,
+        "description": "A name of the caller's own for prompts that begin alike. The answer says in "
+        "`prompt_cache_diagnostics` why the prompt did not reuse what the last one of this name had.",
+    },
     "return_token_ids": TRUTH,
     "return_tokens_as_token_ids": TRUTH,
     **FORMAT_FIELDS,
@@ -149,8 +165,39 @@ USAGE: Json = object_of(
         "completion_tokens_details": object_of({"reasoning_tokens": COUNT}),
     }
 )
-FINISH_REASONS: Json = {"enum": ["stop", "length", "tool_calls"]}
+FINISH_REASONS: Json = {"enum": ["stop", "length", "tool_calls", "function_call"]}
+PROMPT_LOGPROBS: Json = {
+    "type": "array",
+    "description": "Of each token of the prompt but the first: itself and the most likely ones, by their ids.",
+    "items": nullable(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]+$"},
+            "additionalProperties": object_of(
+                {"logprob": LOGPROB, "rank": nullable({"type": "integer", "minimum": 1}), "decoded_token": TEXT}
+            ),
+        }
+    ),
+}
 INDEX: Json = {"type": "integer", "minimum": 0}
+
+
+DIAGNOSTICS: Json = {
+    "description": "With `prompt_cache_key`: the prompt compared with the last one of that key.",
+    "anyOf": [
+        object_of({"type": {"const": "unavailable"}}),
+        object_of({"type": {"const": "cache_hit"}, "comparison_response_id": TEXT}),
+        object_of(
+            {
+                "type": {"const": "cache_miss"},
+                "reason": {"enum": ["model_changed", "salt_changed", "tools_changed", "input_changed", "not_in_cache"]},
+                "cache_missed_tokens": {**COUNT, "description": "Of the prompt: those that were computed."},
+                "comparison_reusable_tokens": {**COUNT, "description": "Of the pages that both begin with."},
+                "comparison_response_id": {**TEXT, "description": "The answer to the earlier prompt."},
+            }
+        ),
+    ],
+}
 
 
 def request_of(required: list[str], properties: Json) -> Json:
@@ -174,6 +221,7 @@ def answer_of(name: str, choice: Json, *, optional: Json | None = None) -> Json:
             "usage": nullable(USAGE),
             "session_id": TEXT,
             "cache": schema_ref("CacheReport"),
+            "prompt_cache_diagnostics": DIAGNOSTICS,
             **(optional or {}),
         },
     )
@@ -188,7 +236,7 @@ def completion_schemas() -> dict[str, Json]:
             "logprobs": nullable(schema_ref("CompletionLogprobs")),
             "finish_reason": nullable(FINISH_REASONS),
         },
-        optional={"token_ids": TOKEN_IDS, "prompt_token_ids": TOKEN_IDS},
+        optional={"token_ids": TOKEN_IDS, "prompt_token_ids": TOKEN_IDS, "prompt_logprobs": PROMPT_LOGPROBS},
     )
     prompt = {
         "anyOf": [
@@ -227,20 +275,21 @@ def completion_schemas() -> dict[str, Json]:
 def message_schema() -> Json:
     """A message of a chat request."""
     content = {"anyOf": [TEXT, TEXT_PARTS]}
+    function = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 256},
+            "arguments": nullable({"type": ["string", "object"]}),
+        },
+    }
     call = {
         "type": "object",
         "required": ["function"],
         "properties": {
             "id": nullable({"type": "string", "maxLength": 256}),
             "type": {"const": "function"},
-            "function": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {
-                    "name": {"type": "string", "minLength": 1, "maxLength": 256},
-                    "arguments": nullable({"type": ["string", "object"]}),
-                },
-            },
+            "function": function,
         },
     }
     fields: Json = {
@@ -252,10 +301,12 @@ def message_schema() -> Json:
     }
     with_calls = {**fields, "role": {"const": "assistant"}, "content": nullable(content)}
     with_calls["tool_calls"] = {"type": "array", "items": call, "minItems": 1, "maxItems": MAX_TOOL_CALLS}
+    with_function = {**fields, "role": {"const": "assistant"}, "content": nullable(content), "function_call": function}
     return {
         "anyOf": [
             {"type": "object", "required": ["role", "content"], "properties": fields},
             {"type": "object", "required": ["role", "tool_calls"], "properties": with_calls},
+            {"type": "object", "required": ["role", "function_call"], "properties": with_function},
         ]
     }
 
@@ -280,22 +331,21 @@ def tool_choice_schema() -> Json:
 
 def chat_schemas() -> dict[str, Json]:
     """Requests and answers of chat."""
+    function = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": {"type": "string", "minLength": 1},
+            "description": nullable(TEXT),
+            "parameters": nullable({"type": "object"}),
+        },
+    }
     tool = {
         "type": "object",
         "required": ["type", "function"],
-        "properties": {
-            "type": {"const": "function"},
-            "function": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {
-                    "name": {"type": "string", "minLength": 1},
-                    "description": TEXT,
-                    "parameters": {"type": "object"},
-                },
-            },
-        },
+        "properties": {"type": {"const": "function"}, "function": function},
     }
+    named = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string", "minLength": 1}}}
     call = object_of({"name": TEXT, "arguments": TEXT})
     message = object_of(
         {"role": {"const": "assistant"}, "content": nullable(TEXT), "refusal": {"type": "null"}},
@@ -306,6 +356,7 @@ def chat_schemas() -> dict[str, Json]:
                 "type": "array",
                 "items": object_of({"id": TEXT, "type": {"const": "function"}, "function": call}),
             },
+            "function_call": {**call, "description": "Instead of `tool_calls`, if the request has `functions`."},
         },
     )
     call_part = object_of(
@@ -324,12 +375,14 @@ def chat_schemas() -> dict[str, Json]:
             "reasoning_content": TEXT,
             "reasoning": TEXT,
             "tool_calls": {"type": "array", "items": call_part},
+            "function_call": object_of({"arguments": TEXT}, optional={"name": TEXT}),
         },
     )
     common = {"index": INDEX, "logprobs": nullable(schema_ref("ChatLogprobs"))}
     common["finish_reason"] = nullable(FINISH_REASONS)
     ids = {"token_ids": TOKEN_IDS}
     prompt_ids = {"prompt_token_ids": TOKEN_IDS}
+    of_prompt = {**prompt_ids, "prompt_logprobs": PROMPT_LOGPROBS}
     token: Json = {"token": TEXT, "bytes": {"type": "array", "items": whole(0, 255)}, "logprob": LOGPROB}
     logprobs = object_of({**token, "top_logprobs": {"type": "array", "items": object_of(token)}})
     return {
@@ -347,6 +400,13 @@ def chat_schemas() -> dict[str, Json]:
                 "tools": {"type": "array", "items": tool, "maxItems": MAX_TOOLS},
                 "tool_choice": tool_choice_schema(),
                 "parallel_tool_calls": TRUTH,
+                "functions": {
+                    "type": "array",
+                    "items": function,
+                    "maxItems": MAX_TOOLS,
+                    "description": "The older form of `tools`, without which it stands.",
+                },
+                "function_call": {"anyOf": [{"enum": ["auto", "none"]}, named]},
                 "reasoning_effort": {"enum": list(REASONING_EFFORTS)},
                 "chat_template_kwargs": {"type": "object"},
                 "add_generation_prompt": TRUTH,
@@ -357,7 +417,7 @@ def chat_schemas() -> dict[str, Json]:
         ),
         "ChatCompletionMessage": message_schema(),
         "ChatCompletion": answer_of(
-            "chat.completion", object_of({**common, "message": message}, optional=ids), optional=prompt_ids
+            "chat.completion", object_of({**common, "message": message}, optional=ids), optional=of_prompt
         ),
         "ChatCompletionChunk": answer_of(
             "chat.completion.chunk", object_of({**common, "delta": delta}, optional=ids), optional=prompt_ids

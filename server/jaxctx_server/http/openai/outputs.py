@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import FillRequest, GenerateResponse
 from jaxctx.v1.generation_pb2 import FinishReason
 from jaxctx.v1.model_service_pb2 import Model
@@ -14,6 +15,7 @@ from jaxctx_server.http.generation import Generation, PromptScoring, run
 from jaxctx_server.http.interleave import interleave
 from jaxctx_server.http.openai.request import SharedOptions
 from jaxctx_server.http.token_pieces import TokenPieces
+from jaxctx_server.validate import prompt_length_error
 
 Json = dict[str, Any]
 MAX_RUNNING_OUTPUTS = 16  # of one request at once, for several prompts
@@ -81,14 +83,24 @@ class TextRequest(Protocol):
     def names_tokens(self) -> bool:
         """Whether the answer names tokens, for which their pieces are needed."""
 
+    @property
+    def prompt_tools(self) -> Sequence[str]:
+        """The tools that stand in the prompt, as JSON texts."""
+
     async def prompts(self, call: HttpCall, model: Model) -> Sequence[Prompt]:
         """The prompts. Raises JaxctxError."""
 
     def new_output(self, prompt: Prompt, pieces: TokenPieces) -> Output:
         """An output of a prompt."""
 
-    def answer_fields(self, prompts: Sequence[Prompt]) -> Json:
+    def answer_fields(self, prompts: Sequence[Prompt], pieces: TokenPieces) -> Json:
         """Further fields of a whole answer."""
+
+
+def check_length(token_ids: Sequence[int], model: Model) -> None:
+    """Raise InvalidArgument for a prompt that is empty, or longer than the model's longest context."""
+    if not 1 <= len(token_ids) <= model.max_context_tokens:
+        raise InvalidArgument.field("tokens", prompt_length_error(len(token_ids), model.max_context_tokens))
 
 
 def make_generation(shared: SharedOptions, prompt: Prompt) -> Generation:
@@ -101,6 +113,8 @@ def make_generation(shared: SharedOptions, prompt: Prompt) -> Generation:
         fill=prompt.fill,
         generate=None if shared.is_prefill_only else generate,
         scoring=prompt.scoring,
+        # A prompt that is scored is computed as a whole, whatever the cache has.
+        reads_prompt=shared.prompt_cache_key is not None and prompt.scoring is None,
     )
 
 

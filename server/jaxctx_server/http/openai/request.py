@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
 from jaxctx.v1.rules_pb2 import rule
+from jaxctx_server.http.message_schemas import value_field
 from jaxctx_server.http.openai.fields import (
     CREATE_FIELDS,
     GENERATE_FIELDS,
@@ -31,6 +32,8 @@ MAX_VALUES = 1 << 20  # of a body: the token ids of a prompt
 MAX_PARTS = 1 << 16  # of a body: its texts, names, lists and objects
 MAX_PRIORITY = 100
 MAX_TOP_LOGPROBS = 20
+
+NUMBER_TYPES = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64)
 
 Json = Mapping[str, Any]
 
@@ -55,6 +58,8 @@ class SharedOptions:
     return_token_ids: bool
     tokens_as_ids: bool  # log probabilities name tokens as "token_id:5"
     add_special_tokens: bool | None  # None: as the API does
+    prompt_logprobs: int | None  # how many of the most likely tokens to tell beside each of the prompt; None: nothing
+    prompt_cache_key: str | None  # under which the prompt is remembered, to be compared with the next one
     field_names: Mapping[str, str]  # the names that the request used, by the names of the contract
     unknown_fields: tuple[str, ...]
 
@@ -96,6 +101,8 @@ def parse_shared(fields: Json) -> SharedOptions:
         return_token_ids=parse_truth_of(fields, "return_token_ids", False),
         tokens_as_ids=parse_truth_of(fields, "return_tokens_as_token_ids", False),
         add_special_tokens=None if special is None else parse_truth("add_special_tokens", special),
+        prompt_logprobs=parse_prompt_logprobs(fields, streaming),
+        prompt_cache_key=parse_cache_key(fields),
         field_names={**used_names(fields), "output_format": format_name},
         unknown_fields=tuple(name for name in fields if name not in KNOWN_FIELDS),
     )
@@ -153,6 +160,23 @@ def parse_priority(value: object) -> int:
     return -value
 
 
+def parse_prompt_logprobs(fields: Json, streaming: StreamOptions) -> int | None:
+    """How many of the most likely tokens to tell beside each token of the prompt; None: nothing of its tokens."""
+    if "prompt_logprobs" not in fields:
+        return None
+    if streaming.stream:
+        raise InvalidArgument.field("prompt_logprobs", "must not be set in a stream")
+    return parse_count("prompt_logprobs", fields["prompt_logprobs"], MAX_TOP_LOGPROBS)
+
+
+def parse_cache_key(fields: Json) -> str | None:
+    """The key of the prompt, if there is one."""
+    key = fields.get("prompt_cache_key")
+    if key is not None and not isinstance(key, str):
+        raise InvalidArgument.field("prompt_cache_key", "must be text")
+    return key or None
+
+
 def parse_truth_of(fields: Json, name: str, default: bool) -> bool:
     """A field that must be true or false if it is there."""
     return parse_truth(name, fields[name]) if name in fields else default
@@ -188,7 +212,7 @@ def set_sampling(fields: Json, generate: GenerateRequest) -> None:
 
 def used_names(fields: Json) -> dict[str, str]:
     """The names that a request used for fields with another name in the contract, by the names of the contract."""
-    names = {"template_arguments": "chat_template_kwargs"}
+    names = {"template_arguments": "chat_template_kwargs", "text": "prompt", "tokens": "prompt"}
     for name, contract_name in {**CREATE_FIELDS, **GENERATE_FIELDS}.items():
         if name in fields:
             names[contract_name] = name
@@ -196,15 +220,34 @@ def used_names(fields: Json) -> dict[str, str]:
 
 
 def set_field(message: Message, contract_name: str, value: object, name: str) -> None:
-    """Set a field of a message. Raises InvalidArgument with the name of this API for a value of another type."""
-    if isinstance(value, bool) and message.DESCRIPTOR.fields_by_name[contract_name].type != FieldDescriptor.TYPE_BOOL:
-        raise InvalidArgument.field(name, "has a value of another type")  # it would be read as 0 or 1
+    """Set a field of a message. Raises InvalidArgument with the name of this API for a value of another type.
+
+    Numbers must be numbers: JSON of protobuf takes them as texts too, and truth values as 0 and 1.
+    """
+    field: Any = message.DESCRIPTOR.fields_by_name[contract_name]
     if isinstance(value, list | dict):
         check_entries(message, contract_name, value, name)
+    if not all(may_be_of(field, each) for each in entries_of(field, value)):
+        raise InvalidArgument.field(name, "has a value of another type")
     try:
         json_format.ParseDict({contract_name: value}, message)
     except PARSE_ERRORS as error:
         raise InvalidArgument.field(name, "has a value of another type") from error
+
+
+def entries_of(field: FieldDescriptor, value: object) -> Collection[object]:
+    """The entries of a list or a map, or the value itself."""
+    if field.is_repeated and isinstance(value, dict):
+        return value.values()
+    return value if field.is_repeated and isinstance(value, list) else (value,)
+
+
+def may_be_of(field: FieldDescriptor, value: object) -> bool:
+    """Whether a truth value or a text is where a field, or a list or a map of this kind, has such values."""
+    kind = value_field(field).type
+    if isinstance(value, bool):
+        return bool(kind == FieldDescriptor.TYPE_BOOL)
+    return not isinstance(value, str) or kind not in NUMBER_TYPES
 
 
 def check_entries(message: Message, contract_name: str, entries: Collection[Any], name: str) -> None:

@@ -7,58 +7,67 @@
 | "required" | at least one call |
 | {"type": "function", "function": {"name": ...}} | a call of this tool |
 | {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}} | only some of the tools; all stand in the prompt |
+
+The older `functions` are the same tools, and `function_call` says "auto", "none" or {"name": ...}; an answer then has
+one call at most.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.chat_input import parse_tool
 from jaxctx_server.http.chat_output import NO_TOOLS, ToolUse
-from jaxctx_server.http.errors import json_text
+from jaxctx_server.http.tools import MAX_TOOLS, Tool, read_chat_tool, read_function, read_tools
 
 Json = Mapping[str, Any]
-MAX_TOOLS = 128
 ALLOWED_MODES = ("auto", "required")
+OLDER_NAMES = {"tools": "functions", "tool_choice": "function_call"}
+"""Names of fields in a request with `functions`, by those of today."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTools:
     """The tools of a request."""
 
-    in_prompt: Sequence[str]  # JSON texts, as the chat template reads them
+    in_prompt: Sequence[Tool]
     use: ToolUse
+    are_functions: bool = False  # the request has the older fields, and so has the answer
 
 
 def parse_tools(fields: Json) -> ChatTools:
     """The tools of a request. Raises InvalidArgument, naming the field."""
-    tools = fields.get("tools", [])
-    if not isinstance(tools, list):
-        raise InvalidArgument.field("tools", "must be a list of tools")
-    if len(tools) > MAX_TOOLS:
-        raise InvalidArgument.field("tools", f"must have up to {MAX_TOOLS} entries, not {len(tools)}")
-    texts = [tool_text(f"tools[{place}]", tool) for place, tool in enumerate(tools)]
+    if "functions" in fields or "function_call" in fields:
+        return parse_functions(fields)
+    tools = read_tools("tools", fields.get("tools", []), read_chat_tool)
     parallel = fields.get("parallel_tool_calls", True)
     if not isinstance(parallel, bool):
         raise InvalidArgument.field("parallel_tool_calls", "must be true or false")
-    return parse_tool_choice(fields.get("tool_choice", "auto"), texts, parallel)
+    return parse_tool_choice(fields.get("tool_choice", "auto"), tools, parallel)
 
 
-def tool_text(path: str, tool: object) -> str:
-    """A tool as a JSON text. Raises InvalidArgument if it is no function with a name."""
-    if not isinstance(tool, dict):
-        raise InvalidArgument.field(path, "must be an object")
-    try:
-        text = json_text(tool)
-    except RecursionError as error:
-        raise InvalidArgument.field(path, "has too many objects and lists inside each other") from error
-    parse_tool(path, text)
-    return text
+def parse_functions(fields: Json) -> ChatTools:
+    """The tools of a request with the older fields. Raises InvalidArgument, naming the field."""
+    for name, older_name in OLDER_NAMES.items():
+        if fields.get(name):
+            raise InvalidArgument.field(name, f"must not be together with {older_name}")
+    functions = read_tools("functions", fields.get("functions", []), read_function)
+    wanted = fields.get("function_call", "auto")
+    if wanted == "none" or (wanted == "auto" and not functions):
+        return ChatTools((), NO_TOOLS, are_functions=True)
+    if not functions:
+        raise InvalidArgument.field("function_call", "needs functions")
+    if wanted == "auto":
+        return ChatTools(functions, ToolUse(tools=functions, parallel=False), are_functions=True)
+    if not isinstance(wanted, dict) or not isinstance(wanted.get("name"), str):
+        raise InvalidArgument.field("function_call", "must be auto, none, or an object with a name")
+    name = wanted["name"]
+    if name not in [function.name for function in functions]:
+        raise InvalidArgument.field("function_call.name", "names no function of the request")
+    return ChatTools(functions, ToolUse(tools=functions, choice="named", name=name, parallel=False), are_functions=True)
 
 
-def parse_tool_choice(choice: object, tools: Sequence[str], parallel: bool) -> ChatTools:
+def parse_tool_choice(choice: object, tools: Sequence[Tool], parallel: bool) -> ChatTools:
     """What a request says of calling its tools."""
     if choice == "none" or (choice == "auto" and not tools):
         return ChatTools((), NO_TOOLS)
@@ -75,12 +84,12 @@ def parse_tool_choice(choice: object, tools: Sequence[str], parallel: bool) -> C
     if choice.get("type") != "function":
         raise InvalidArgument.field("tool_choice.type", "must be function or allowed_tools")
     name = name_in("tool_choice", choice)
-    if name not in map(tool_name, tools):
+    if name not in [tool.name for tool in tools]:
         raise InvalidArgument.field("tool_choice.function.name", "names no tool of the request")
     return ChatTools(tools, ToolUse(tools=tools, choice="named", name=name, parallel=parallel))
 
 
-def allowed_tools(allowed: object, tools: Sequence[str], parallel: bool) -> ChatTools:
+def allowed_tools(allowed: object, tools: Sequence[Tool], parallel: bool) -> ChatTools:
     """Only some of the tools may be called."""
     path = "tool_choice.allowed_tools"
     if not isinstance(allowed, dict):
@@ -91,7 +100,7 @@ def allowed_tools(allowed: object, tools: Sequence[str], parallel: bool) -> Chat
     if not isinstance(chosen, list) or not 1 <= len(chosen) <= MAX_TOOLS:
         raise InvalidArgument.field(f"{path}.tools", f"must be a list of 1 to {MAX_TOOLS} tools")
     names = [name_in(f"{path}.tools[{place}]", each) for place, each in enumerate(chosen)]
-    by_name = {tool_name(tool): tool for tool in tools}
+    by_name = {tool.name: tool for tool in tools}
     for place, name in enumerate(names):
         if name not in by_name:
             raise InvalidArgument.field(f"{path}.tools[{place}].function.name", "names no tool of the request")
@@ -105,10 +114,4 @@ def name_in(path: str, value: object) -> str:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise InvalidArgument.field(f"{path}.function.name", "must be text, not empty")
-    return name
-
-
-def tool_name(tool: str) -> str:
-    """The name of a tool that was parsed."""
-    name: str = json.loads(tool)["function"]["name"]
     return name

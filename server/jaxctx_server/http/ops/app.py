@@ -10,7 +10,7 @@ from jaxctx_server.http.ops.tokenizer import detokenize, tokenize, tokenizer_inf
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"  # no key needed
 MODELS = "/jaxctx.v1.ModelService"
-ANY_KEY = f"{MODELS}/ListModels"  # where keys are on, metrics need one
+STATS = "/jaxctx.v1.AdminService/GetStats"  # what metrics tell: counts of all tenants together
 
 
 def ops_routes() -> list[Route]:
@@ -20,7 +20,7 @@ def ops_routes() -> list[Route]:
         api_route("/livez", livez, method=HEALTH_CHECK),
         api_route("/readyz", readyz, method=HEALTH_CHECK),
         api_route("/version", version, method=HEALTH_CHECK),
-        api_route("/metrics", metrics, method=ANY_KEY),
+        api_route("/metrics", metrics, method=STATS),
         api_route("/openapi.json", openapi, method=HEALTH_CHECK),
         api_route("/tokenize", tokenize, ["POST"], method=f"{MODELS}/Tokenize"),
         api_route("/detokenize", detokenize, ["POST"], method=f"{MODELS}/Detokenize"),

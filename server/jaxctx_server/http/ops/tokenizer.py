@@ -22,7 +22,7 @@ from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.errors import JSON_MEDIA_TYPE, json_text
 from jaxctx_server.http.field_names import renamed
-from jaxctx_server.http.openai.chat_messages import parse_message
+from jaxctx_server.http.openai.chat_messages import parse_messages as parse_chat_messages
 from jaxctx_server.http.openai.request import (
     Json,
     check_asks_for_nothing,
@@ -125,8 +125,7 @@ def parse_messages(fields: Json) -> pb.ApplyChatTemplateRequest:
     if not isinstance(messages, list):
         raise InvalidArgument.field("messages", "must be a list of messages")
     check_entries(ChatMessages(), "messages", messages, "messages")
-    parsed = [parse_message(index, message) for index, message in enumerate(messages)]
-    set_field(request, "messages", {"messages": parsed}, "messages")
+    set_field(request, "messages", {"messages": parse_chat_messages(messages)}, "messages")
     continues = parse_truth("continue_final_message", fields.get("continue_final_message", False))
     chat = request.messages
     chat.continue_final_message = continues

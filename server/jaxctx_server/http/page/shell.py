@@ -12,7 +12,6 @@ from pathlib import Path
 
 from starlette.responses import HTMLResponse, Response
 
-from jaxctx_server.auth import LOCAL
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.errors import OPENAI_ERRORS, HttpError
 
@@ -56,7 +55,7 @@ HEADERS = {
 
 async def page(call: HttpCall) -> Response:
     """GET /."""
-    needs_key = call.call.key.name != LOCAL.name  # without keys everybody is LOCAL
+    needs_key = call.frontend.backend.pipeline.has_keys
     html = read_file(SHELL).replace("{{version}}", escape(package_version("jaxctx")))
     html = html.replace("{{needs_key}}", "yes" if needs_key else "no")
     return HTMLResponse(html, headers={**HEADERS, "content-security-policy": CONTENT_SECURITY_POLICY})

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxctx.engine.grammar.compiler import LIMITS
-from jaxctx.engine.grammar.matcher import EndRules, OutputMatcher, brief, token_bits
+from jaxctx.engine.grammar.matcher import EndRules, OutputMatcher, brief
+from jaxctx.engine.grammar.token_rules import TokenRules, token_bits
 from jaxctx.errors import FailedPrecondition, Internal, ResourceExhausted
 from tests.echo import EOS_ID, VOCAB_SIZE, echo_text
 
@@ -22,6 +23,10 @@ def tokenizer() -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer(echo_text().tokenizer.to_json(), eos_token=[EOS_ID])
 
 
+def anything(words: int = WORDS) -> TokenRules:
+    return TokenRules(np.full(words, -1, np.int32))
+
+
 def matcher_of(
     tokenizer: llguidance.LLTokenizer,
     regex: str,
@@ -30,6 +35,7 @@ def matcher_of(
     stops: Sequence[int] = (),
     ignore_eos: bool = False,
     words: int = WORDS,
+    tokens: TokenRules | None = None,
     **limits: int,
 ) -> OutputMatcher:
     rules = EndRules(
@@ -39,7 +45,9 @@ def matcher_of(
     )
     bounds = llguidance.LLParserLimits(**{**LIMITS, **limits})
     grammar = llguidance.LLMatcher.grammar_from_regex(regex)
-    return OutputMatcher(llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=bounds), rules)
+    return OutputMatcher(
+        llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=bounds), rules, tokens or anything(words)
+    )
 
 
 def allowed(matcher: OutputMatcher) -> set[int]:
@@ -113,9 +121,42 @@ def test_a_token_that_was_not_allowed_fails_only_this_output(tokenizer: llguidan
         matcher_of(tokenizer, "x").take(Y)
 
 
-def test_token_bits() -> None:
-    assert token_bits([0, 33, -1, 64, 1000], 2).tolist() == [1, 2]
-    assert token_bits([31], 1).tolist() == [-(2**31)]
+def test_a_format_and_rules_of_tokens_leave_what_both_allow(tokenizer: llguidance.LLTokenizer) -> None:
+    only_x = TokenRules(token_bits([X, EOS_ID], WORDS))
+    assert allowed(matcher_of(tokenizer, "[xy]+", tokens=only_x)) == {X}
+    never_xx = TokenRules(token_bits([X, Y, EOS_ID], WORDS), bad_words=[((X,), X)])
+    matcher = matcher_of(tokenizer, "xx|xy", tokens=never_xx)
+    assert allowed(matcher) == {X}
+    matcher.take(X)
+    assert allowed(matcher) == {Y}
+
+
+def test_rules_of_tokens_that_leave_nothing_are_said(tokenizer: llguidance.LLTokenizer) -> None:
+    matcher = matcher_of(tokenizer, "xx", tokens=TokenRules(token_bits([X], WORDS), bad_words=[((X,), X)]))
+    assert allowed(matcher) == {X}
+    matcher.take(X)
+    with pytest.raises(FailedPrecondition, match="leave no token") as raised:
+        matcher.mask()
+    assert raised.value.reason != "NO_OUTPUT_FORMAT"
+
+
+def test_a_bad_word_counts_the_tokens_of_a_resumed_output() -> None:
+    rules = EndRules(min_tokens=0, stop_bits=token_bits([], WORDS), ignored_bits=token_bits([], WORDS))
+    matcher = OutputMatcher(None, rules, TokenRules(token_bits([X, Y], WORDS), bad_words=[((X, Y), X)]))
+    matcher.resume([Y, X, Y])
+    assert allowed(matcher) == {Y}
+    matcher.take(Y)
+    assert allowed(matcher) == {X, Y}
+
+
+def test_without_a_format_an_end_is_held_back_too() -> None:
+    rules = EndRules(min_tokens=2, stop_bits=token_bits([Y, EOS_ID], WORDS), ignored_bits=token_bits([], WORDS))
+    matcher = OutputMatcher(None, rules, TokenRules(token_bits([X, Y], WORDS), bad_words=[((X,), X)]))
+    assert allowed(matcher) == {X}
+    matcher.take(X)
+    assert allowed(matcher) == {Y}  # nothing else is left
+    matcher.take(Y)
+    assert allowed(matcher) == {X, Y}
 
 
 def test_errors_are_one_short_line() -> None:

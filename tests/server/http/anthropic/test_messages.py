@@ -224,30 +224,6 @@ async def test_edits_of_the_context_are_not_applied(web: HttpClient) -> None:
     assert "context_management" not in (await web("POST", "/v1/messages", body)).json
 
 
-class TestDiagnosis:
-    async def ask(self, claude: anthropic.AsyncAnthropic, previous: str | None, **fields: Any) -> Any:
-        body: Any = {"messages": [user("One")], "system": STORY, **GREEDY, **fields}
-        return await claude.messages.create(diagnostics={"previous_message_id": previous}, **body)
-
-    async def test_which_part_changed(self, claude: anthropic.AsyncAnthropic, client: jaxctx.aio.Client) -> None:
-        first = await self.ask(claude, None)
-        assert first.diagnostics is None
-        same = await self.ask(claude, first.id)
-        assert same.diagnostics is None
-        other = await self.ask(claude, first.id, system="Another. " + STORY)
-        assert other.diagnostics.cache_miss_reason.type == "system_changed"
-        assert other.diagnostics.cache_miss_reason.cache_missed_input_tokens > len(STORY) / 3
-        other = await self.ask(claude, first.id, messages=[user("Another one, which differs from its first word on")])
-        assert other.diagnostics.cache_miss_reason.type == "messages_changed"
-        unknown = await self.ask(claude, "msg_none")
-        assert unknown.diagnostics.cache_miss_reason.type == "previous_message_not_found"
-
-    async def test_a_conversation_that_goes_on_reuses_all(self, claude: anthropic.AsyncAnthropic) -> None:
-        first = await self.ask(claude, None)
-        history = [user("One"), {"role": "assistant", "content": "Well."}, user("Two")]
-        assert (await self.ask(claude, first.id, messages=history)).diagnostics is None
-
-
 class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("fields", "field"),

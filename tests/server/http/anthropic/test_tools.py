@@ -45,7 +45,7 @@ def in_prompt(body: dict[str, Any]) -> list[str]:
 def test_a_tool_as_the_chat_template_reads_it() -> None:
     (parsed,) = parse_tools([tool("search", cache_control={"type": "ephemeral"}, defer_loading=None)])
     function = {"name": "search", "parameters": SCHEMA, "description": "Does search."}
-    assert json.loads(parsed.text) == {"type": "function", "function": function}
+    assert json.loads(parsed.tool.text) == {"type": "function", "function": function}
     assert not parsed.is_deferred
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.http.openai.chat_messages import parse_message
+from jaxctx_server.http.openai.chat_messages import parse_message, parse_messages
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 PARSED_CALL = {"id": "1", "name": "f", "arguments": '{"a":1}'}
@@ -36,6 +36,11 @@ PARSED_CALL = {"id": "1", "name": "f", "arguments": '{"a":1}'}
             {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
             {"role": "assistant", "content": "x", "tool_calls": [{**PARSED_CALL, "id": ""}]},
         ),
+        (
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a":1}'}},
+            {"role": "assistant", "content": "", "tool_calls": [{**PARSED_CALL, "id": "call_0"}]},
+        ),
+        ({"role": "assistant", "content": "x", "function_call": {}}, {"role": "assistant", "content": "x"}),
         (
             {"role": "tool", "content": "x", "tool_call_id": "1"},
             {"role": "tool", "content": "x", "tool_call_id": "1"},
@@ -68,7 +73,10 @@ def test_a_message(message: Any, expected: dict[str, Any]) -> None:
         ),
         ({"role": "assistant", "tool_calls": [{"id": 5, "function": {"name": "f"}}]}, "tool_calls[0].id"),
         ({"role": "assistant", "content": "x", "reasoning": 5}, "reasoning_content"),
-        ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, "function_call"),
+        ({"role": "user", "content": "x", "function_call": {"name": "f"}}, "function_call"),
+        ({"role": "assistant", "function_call": {"name": "f"}, "tool_calls": [CALL]}, "function_call"),
+        ({"role": "assistant", "function_call": {"arguments": "{}"}}, "function_call.name"),
+        ({"role": "assistant", "function_call": "f"}, "function_call"),
         ({"role": "user", "content": [{"type": "text"}]}, "content"),
         ({"role": "user", "content": ["x"]}, "content"),
         ({"role": "user", "content": [{"type": [], "text": "x"}]}, "content"),
@@ -81,3 +89,12 @@ def test_a_message_that_is_refused(message: Any, field: str | None) -> None:
     with pytest.raises(InvalidArgument) as refused:
         parse_message(3, message)
     assert refused.value.violations[0].field == f"messages[3].{field}"
+
+
+def test_results_of_functions_belong_to_the_calls_before_them() -> None:
+    call: Any = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    result: Any = {"role": "function", "name": "f", "content": "x"}
+    parsed = parse_messages([result, call, result, call, result, {"role": "tool", "content": "x"}])
+    ids = [message.get("tool_call_id") for message in parsed]
+    assert ids == [None, None, "call_1", None, "call_3", None]
+    assert [message["tool_calls"][0]["id"] for message in parsed if "tool_calls" in message] == ["call_1", "call_3"]

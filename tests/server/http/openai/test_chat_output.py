@@ -142,6 +142,68 @@ class TestCalls:
             assert (await ask(api, streams, tools=[WEATHER], messages=history)).calls
 
 
+FUNCTIONS: Any = [WEATHER["function"], TIME["function"]]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+class TestFunctions:
+    """The older form of tools, as an older client reads it."""
+
+    async def ask(self, api: openai.AsyncOpenAI, streams: bool, **fields: Any) -> tuple[Any, str, str | None]:
+        """Name and arguments of the call (None: none), the text, and why it ended."""
+        asked = {**ASKED, "functions": FUNCTIONS, **fields}
+        if not streams:
+            (choice,) = (await api.chat.completions.create(**asked)).choices
+            called = choice.message.function_call
+            assert choice.message.tool_calls is None
+            call = None if called is None else [called.name, called.arguments]
+            return call, choice.message.content or "", choice.finish_reason
+        call, text, finish_reason = None, "", None
+        async for chunk in await api.chat.completions.create(**asked, stream=True):
+            (part,) = chunk.choices
+            assert part.delta.tool_calls is None
+            text += part.delta.content or ""
+            finish_reason = part.finish_reason or finish_reason
+            called = part.delta.function_call
+            if called is not None and called.name is not None:
+                assert call is None
+                call = [called.name, ""]
+            if called is not None:
+                call[1] += called.arguments
+        return call, text, finish_reason
+
+    async def test_a_call(self, streams: bool) -> None:
+        async with scripted_server("Let me look. ", *CALL) as scripted, openai_client(scripted.web) as api:
+            call, text, finish_reason = await self.ask(api, streams)
+        assert (call[0], json.loads(call[1])) == ("weather", {"city": "Paris"})
+        assert (text, finish_reason) == ("Let me look. ", "function_call")
+
+    async def test_one_call_at_most(self, streams: bool) -> None:
+        async with scripted_server(*CALL, *SECOND) as scripted, openai_client(scripted.web) as api:
+            call, _, finish_reason = await self.ask(api, streams)
+        assert (call[0], finish_reason) == ("weather", "function_call")
+
+    async def test_none_where_none_is_allowed(self, streams: bool) -> None:
+        async with scripted_server(*CALL) as scripted, openai_client(scripted.web) as api:
+            told = await self.ask(api, streams, function_call="none")
+            assert told == (None, "".join(CALL), "stop")
+
+    async def test_a_call_that_is_demanded_is_held_to_a_grammar(self, streams: bool) -> None:
+        async with scripted_server(*CALL) as scripted, openai_client(scripted.web) as api:
+            call, _, finish_reason = await self.ask(api, streams, function_call={"name": "weather"})
+            assert (call[0], finish_reason) == ("weather", "function_call")
+            (request,) = scripted.engine.requests
+        assert request.output_format is not None
+        assert "time" not in str(request.output_format)
+
+    async def test_the_history_of_calls(self, streams: bool) -> None:
+        async with scripted_server(*CALL) as scripted, openai_client(scripted.web) as api:
+            called = {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": "{}"}}
+            result = {"role": "function", "name": "weather", "content": "Rain."}
+            history = [{"role": "user", "content": "Weather?"}, called, result]
+            assert (await self.ask(api, streams, messages=history))[0]
+
+
 @pytest.mark.parametrize("streams", [False, True])
 class TestThoughts:
     async def test_before_an_answer(self, streams: bool) -> None:
@@ -194,7 +256,10 @@ class TestThoughts:
         ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
-        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"functions": [{"name": ""}]}, "functions[0].name"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"function_call": {"name": "f"}}, "function_call"),
         ({"echo": True}, "echo"),
         ({"store": True}, "store"),

@@ -33,7 +33,7 @@ def logprob(token: int, value: float = -1.0, *top: tuple[int, float]) -> TokenLo
 
 
 def written(pieces: Any, *logprobs: TokenLogprob, **options: Any) -> Any:
-    defaults: Any = {"as_ids": False, "shows_special_tokens": False}
+    defaults: Any = {"top": 20, "as_ids": False, "shows_special_tokens": False}
     return CompletionLogprobs(pieces, **{**defaults, **options}).of(logprobs)
 
 

@@ -19,7 +19,13 @@ from tests.server.http.openai.harness import GREEDY, completed_alone, no_context
 
 def test_every_field_arrives() -> None:
     sampling = {"temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 11}
-    sampling |= {"top_k": 40, "min_p": 0.25, "repetition_penalty": 1.5}
+    sampling |= {
+        "top_k": 40,
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "allowed_token_ids": [5, 6],
+        "bad_words": ["no"],
+    }
     generation = {"n": 2, "max_tokens": 30, "min_tokens": 20, "stop_token_ids": [300, 301], "ignore_eos": True}
     told = {**sampling, **generation, "logit_bias": {"65": 5}, "stop": ["a", "b"], "include_stop_str_in_output": True}
     told |= {
@@ -90,9 +96,26 @@ def test_every_field_arrives() -> None:
         ({"logprobs": "all"}, "logprobs"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 129}, "best_of"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"bad_words": ["x"]}, "bad_words"),
-        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"bad_words": [""]}, "bad_words[0]"),
+        ({"bad_words": "x"}, "bad_words"),
+        ({"bad_words": [5]}, "bad_words"),
+        ({"allowed_token_ids": [512]}, "allowed_token_ids[0]"),
+        ({"allowed_token_ids": [65], "bad_words": ["A"]}, "allowed_token_ids"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        # Numbers must be numbers: JSON of protobuf takes texts too.
+        ({"temperature": "0.5"}, "temperature"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"seed": "5"}, "seed"),
+        ({"n": "1"}, "n"),
+        ({"stop_token_ids": ["5"]}, "stop_token_ids"),
+        ({"stop_token_ids": [True]}, "stop_token_ids"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"logit_bias": {"5": True}}, "logit_bias"),
+        ({"ignore_eos": "true"}, "ignore_eos"),
         ({"ebnf": "x"}, "ebnf"),
         ({"suffix": "end"}, "suffix"),
         ({"priority": 101}, "priority"),

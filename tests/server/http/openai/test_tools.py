@@ -10,6 +10,7 @@ import pytest
 from jaxctx.errors import InvalidArgument
 from jaxctx_server.http.chat_output import NO_TOOLS, ToolUse
 from jaxctx_server.http.openai.tools import parse_tools
+from jaxctx_server.http.tools import read_function, read_tools, stored_tools
 
 
 def tool(name: str) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-TEXTS = [json.dumps(tool(name), separators=(",", ":")) for name in "ab"]
+TOOLS = stored_tools([json.dumps(tool(name), separators=(",", ":")) for name in "ab"])
 
 
 def allowed(mode: Any, *names: Any) -> dict[str, Any]:
@@ -30,12 +31,12 @@ def allowed(mode: Any, *names: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("choice", "use"),
     [
-        (None, ToolUse(tools=TEXTS)),
-        ("auto", ToolUse(tools=TEXTS)),
-        ("required", ToolUse(tools=TEXTS, choice="required")),
-        (named("b"), ToolUse(tools=TEXTS, choice="named", name="b")),
-        (allowed("auto", named("b")), ToolUse(tools=TEXTS[1:])),
-        (allowed("required", named("b"), named("b")), ToolUse(tools=TEXTS[1:], choice="required")),
+        (None, ToolUse(tools=TOOLS)),
+        ("auto", ToolUse(tools=TOOLS)),
+        ("required", ToolUse(tools=TOOLS, choice="required")),
+        (named("b"), ToolUse(tools=TOOLS, choice="named", name="b")),
+        (allowed("auto", named("b")), ToolUse(tools=TOOLS[1:])),
+        (allowed("required", named("b"), named("b")), ToolUse(tools=TOOLS[1:], choice="required")),
     ],
 )
 def test_a_choice(choice: Any, use: ToolUse) -> None:
@@ -43,7 +44,7 @@ def test_a_choice(choice: Any, use: ToolUse) -> None:
     if choice is not None:
         fields["tool_choice"] = choice
     found = parse_tools(fields)
-    assert (list(found.in_prompt), found.use) == (TEXTS, use)
+    assert (list(found.in_prompt), found.use) == (TOOLS, use)
 
 
 @pytest.mark.parametrize(
@@ -87,3 +88,56 @@ def test_a_tool_that_is_too_deep() -> None:
     with pytest.raises(InvalidArgument) as refused:
         parse_tools({"tools": [described]})
     assert refused.value.violations[0].field == "tools[0]"
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"name": name, "parameters": {"type": "object"}}
+
+
+FUNCTIONS = read_tools("functions", [function("a"), function("b")], read_function)
+
+
+@pytest.mark.parametrize(
+    ("choice", "use"),
+    [
+        (None, ToolUse(tools=FUNCTIONS, parallel=False)),
+        ("auto", ToolUse(tools=FUNCTIONS, parallel=False)),
+        ("none", NO_TOOLS),
+        ({"name": "b"}, ToolUse(tools=FUNCTIONS, choice="named", name="b", parallel=False)),
+    ],
+)
+def test_functions_are_tools(choice: Any, use: ToolUse) -> None:
+    fields: dict[str, Any] = {"functions": [function("a"), function("b")], "tools": [], "tool_choice": ""}
+    if choice is not None:
+        fields["function_call"] = choice
+    found = parse_tools(fields)
+    assert (found.use, found.are_functions) == (use, True)
+    assert list(found.in_prompt) == ([] if use is NO_TOOLS else FUNCTIONS)
+    assert json.loads(FUNCTIONS[0].text) == tool("a")
+
+
+def test_no_functions() -> None:
+    for fields in ({"functions": []}, {"function_call": "none"}, {"function_call": "auto"}):
+        assert parse_tools(fields).use == NO_TOOLS
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"functions": {}}, "functions"),
+        ({"functions": [5]}, "functions[0]"),
+        ({"functions": [{"name": ""}]}, "functions[0].name"),
+        ({"functions": [{"name": "a", "parameters": []}]}, "functions[0].parameters"),
+        ({"functions": [function("a")] * 129}, "functions"),
+        ({"functions": [function("a")], "function_call": {"name": "c"}}, "function_call.name"),
+        ({"functions": [function("a")], "function_call": {}}, "function_call"),
+        ({"functions": [function("a")], "function_call": "a"}, "function_call"),
+        ({"function_call": {"name": "a"}}, "function_call"),
+        ({"functions": [function("a")], "tools": [tool("a")]}, "tools"),
+        ({"functions": [function("a")], "tool_choice": "auto"}, "tool_choice"),
+    ],
+)
+def test_functions_that_are_refused(fields: Any, field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        parse_tools(fields)
+    assert refused.value.violations[0].field == field

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxctx_server.auth import Key
+from jaxctx_server.auth import Key, Role
+from tests.server.harness import key
 from tests.server.http.client import HttpClient
 
 
@@ -38,10 +39,20 @@ async def test_another_format(web: HttpClient) -> None:
 class TestKeys:
     @pytest.fixture
     def keys(self, two_tenants: list[Key]) -> list[Key]:
-        return two_tenants
+        return [*two_tenants, key("root", "root", "ops", Role.ADMIN)]
 
-    async def test_where_keys_are_on_it_needs_one(self, web: HttpClient) -> None:
-        assert (await web("GET", "/metrics")).error[0] == 401
-        answer = await web("GET", "/metrics", key="alice")
+    async def test_only_admins_read_what_all_tenants_did(self, web: HttpClient) -> None:
+        """As of GetStats: from the counts of all, a tenant could tell what others do."""
+        assert (await web("GET", "/metrics")).error == (401, "UNAUTHENTICATED", None)
+        assert (await web("GET", "/metrics", key="alice")).error == (403, "PERMISSION_DENIED", None)
+        answer = await web("GET", "/metrics", key="root")
         assert answer.status == 200
         assert "alice" not in answer.text
+        assert "root" not in answer.text
+
+
+async def test_to_read_them_is_no_call_of_models(web: HttpClient) -> None:
+    await web("GET", "/metrics")
+    text = (await web("GET", "/metrics")).text
+    assert value(text, "jaxctx_calls_total", method="jaxctx.v1.AdminService/GetStats", transport="http") == 1
+    assert "ModelService" not in text

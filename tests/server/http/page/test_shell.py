@@ -6,8 +6,12 @@ import re
 
 import pytest
 
+from jaxctx_server.auth import CERTIFIED
 from jaxctx_server.http.page.shell import CONTENT_SECURITY_POLICY, FOLDER, SHELL, STATIC_FILES
-from tests.server.http.client import HttpClient
+from jaxctx_server.key_store import KeyStore
+from jaxctx_server.lifecycle import ServerLifecycle
+from jaxctx_server.services import Backend
+from tests.server.http.client import HttpClient, http_server
 
 FILES = sorted(path.name for path in FOLDER.iterdir())
 OWN_NAMESPACE = "http://www.w3.org/2000/svg"  # a name, which nothing is loaded from
@@ -70,6 +74,13 @@ def test_no_file_names_another_place_or_parses_html(name: str) -> None:
 
 async def test_the_page_says_whether_a_key_is_needed(web: HttpClient) -> None:
     assert 'data-needs-key="no"' in (await web("GET", "/")).text
+
+
+async def test_with_certificates_of_callers_and_without_keys_it_asks_for_none() -> None:
+    lifecycle = ServerLifecycle()
+    async with http_server(Backend.make(lifecycle, KeyStore(None, without_keys=CERTIFIED), max_calls=4)) as web:
+        assert 'data-needs-key="no"' in (await web("GET", "/")).text
+    lifecycle.stop()
 
 
 class TestWithKeys:

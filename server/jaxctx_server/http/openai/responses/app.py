@@ -2,7 +2,7 @@
 
 from starlette.routing import BaseRoute
 
-from jaxctx_server.http.endpoint import api_route
+from jaxctx_server.http.endpoint import CHAT, api_route
 from jaxctx_server.http.headers import CONTEXT_CACHE_HEADERS
 from jaxctx_server.http.openai.responses.conversations import (
     create_conversation,
@@ -36,8 +36,15 @@ RESPONSE, CONVERSATION = "/v1/responses/{response_id}", "/v1/conversations/{conv
 def response_routes() -> list[BaseRoute]:
     """All paths of responses and conversations."""
     return [
-        websocket_route("/v1/responses", answer_create_event, error_event, method=GENERATE),
-        api_route("/v1/responses", create_response, ["POST"], method=GENERATE, headers=CONTEXT_CACHE_HEADERS),
+        websocket_route("/v1/responses", answer_create_event, error_event, method=GENERATE, operation=CHAT),
+        api_route(
+            "/v1/responses",
+            create_response,
+            ["POST"],
+            method=GENERATE,
+            headers=CONTEXT_CACHE_HEADERS,
+            operation=CHAT,
+        ),
         api_route("/v1/responses/input_tokens", count_input_tokens, ["POST"], method=APPLY_CHAT_TEMPLATE),
         api_route(RESPONSE, get_response, method=GET_SNAPSHOT),
         api_route(RESPONSE, delete_response, ["DELETE"], method=DELETE_SNAPSHOT),

@@ -8,7 +8,7 @@ other instructions or other tools than the tokens begin with, the conversation i
 response says so in `prompt_cache_diagnostics`.
 """
 
-import json
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -22,7 +22,7 @@ from jaxctx.v1.context_service_pb2 import FillRequest, GenerateResponse
 from jaxctx.v1.generation_pb2 import FinishReason
 from jaxctx.v1.model_service_pb2 import GetModelRequest
 from jaxctx_server.http.call import HttpCall
-from jaxctx_server.http.chat_output import ToolUse, formats_of
+from jaxctx_server.http.chat_output import MAX_INLINE_TOOLS, ToolUse, formats_of
 from jaxctx_server.http.contextcache.use import ContextUse, UsingResponse, find_use, saved_before_end
 from jaxctx_server.http.endpoint import EventStream
 from jaxctx_server.http.errors import json_response, json_text
@@ -45,6 +45,7 @@ from jaxctx_server.http.openai.responses.request import ResponsesRequest, parse_
 from jaxctx_server.http.openai.responses.response_run import ResponseRun
 from jaxctx_server.http.stored import check_document, delete_state, save_state, ttl_of
 from jaxctx_server.http.token_pieces import TokenPieces, tokens_of
+from jaxctx_server.http.tools import stored_tools
 
 Json = dict[str, Any]
 BEGUN: Json = {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None, "completed_at": None}
@@ -198,12 +199,12 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
     if use is not None and use.base is not None:
         request.create.model_id = use.base.model_id
     model = await call.unary(call.services.models.get_model, GetModelRequest(model_id=request.create.model_id))
-    formats, tools = formats_of(model.model), tool_use(request, conversation)
+    formats, tools = formats_of(model.model), await tool_use(request, conversation)
     if request.generate.HasField("output_format"):
         if tools.choice in ("required", "named"):
             raise InvalidArgument.field("tool_choice", "must not demand a call of a text of another format")
         formats = replace(formats, reasoning=None)  # the text has the format from its first character on
-    formats.prepare(request.generate, tools)
+    await formats.prepare(request.generate, tools)
     generation = Generation(
         create=request.create,
         source=source,
@@ -238,11 +239,15 @@ def prompt_messages(request: ResponsesRequest, conversation: Conversation, new: 
     return messages
 
 
-def tool_use(request: ResponsesRequest, conversation: Conversation) -> ToolUse:
+async def tool_use(request: ResponsesRequest, conversation: Conversation) -> ToolUse:
     """The tools of a response, and which may be called. Raises InvalidArgument naming `tool_choice`."""
-    choice, tools = request.tool_choice, conversation.tools
+    choice = request.tool_choice
+    if sum(map(len, conversation.tools)) <= MAX_INLINE_TOOLS:
+        tools = stored_tools(conversation.tools)
+    else:
+        tools = await asyncio.to_thread(stored_tools, conversation.tools)
     if choice["allowed"] is not None:
-        by_name = {json.loads(tool)["function"]["name"]: tool for tool in tools}
+        by_name = {tool.name: tool for tool in tools}
         for index, name in enumerate(choice["allowed"]):
             if name not in by_name:
                 raise InvalidArgument.field(f"tool_choice.tools[{index}].name", "names no tool of the request")

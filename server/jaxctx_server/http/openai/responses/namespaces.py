@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from jaxctx.errors import InvalidArgument
+from jaxctx_server.http.tools import Tool
 
 Json = dict[str, Any]
 
@@ -44,12 +45,11 @@ def put_into_namespace(tool: Json, namespace: Json) -> Json:
     return {"type": "function", "namespace": namespace, "function": function}
 
 
-def called_function(tools: Sequence[str], name: str) -> tuple[str | None, str]:
+def called_function(tools: Sequence[Tool], name: str) -> tuple[str | None, str]:
     """Namespace (None: none) and own name of the function that the model calls by `name`."""
-    for text in tools:
-        tool = json.loads(text)
-        if tool["function"]["name"] == name:
-            return own_name(tool)
+    for tool in tools:
+        if tool.name == name:
+            return own_name(json.loads(tool.text))
     return None, name
 
 

@@ -19,9 +19,9 @@ from jaxctx_server.http.openai.request import (
 )
 from jaxctx_server.http.openai.responses.items import parse_input
 from jaxctx_server.http.openai.responses.namespaces import is_namespace, namespace_of, put_into_namespace
+from jaxctx_server.http.tools import MAX_TOOLS, make_tool, read_function
 
 Json = dict[str, Any]
-MAX_TOOLS = 128
 MAX_METADATA = 16
 WEB_SEARCH_TOOLS = ("web_search", "web_search_preview")
 """Tools that a server of this API may run by itself, and that coding agents offer without being asked to."""
@@ -193,22 +193,25 @@ def parse_tools(value: object) -> list[str]:
     """
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidArgument.field("tools", f"must be a list of up to {MAX_TOOLS} tools")
-    functions: list[Json] = []
+    functions: list[str] = []
     for index, tool in enumerate(value):
         if is_namespace(tool):
             functions += namespace_functions(tool, f"tools[{index}]")
         elif not is_web_search(tool):
-            functions.append(chat_tool(tool, f"tools[{index}]"))
+            functions.append(make_tool(f"tools[{index}]", tool, read_tool).text)
     if len(functions) > MAX_TOOLS:
         raise InvalidArgument.field("tools", f"must have up to {MAX_TOOLS} functions, those of namespaces counted")
-    return [json_text(function) for function in functions]
+    return functions
 
 
-def namespace_functions(tool: Json, field: str) -> list[Json]:
-    """The functions of a namespace in the form of chat. Raises InvalidArgument naming the field."""
+def namespace_functions(tool: Json, field: str) -> list[str]:
+    """The functions of a namespace, as those of `parse_tools`. Raises InvalidArgument naming the field."""
     namespace = namespace_of(tool, field)
-    functions = [chat_tool(each, f"{field}.tools[{index}]") for index, each in enumerate(tool["tools"])]
-    return [put_into_namespace(function, namespace) for function in functions]
+
+    def read(path: str, function: object) -> Json:
+        return put_into_namespace(read_tool(path, function), namespace)
+
+    return [make_tool(f"{field}.tools[{index}]", each, read).text for index, each in enumerate(tool["tools"])]
 
 
 def is_web_search(tool: object) -> bool:
@@ -216,23 +219,11 @@ def is_web_search(tool: object) -> bool:
     return isinstance(tool, dict) and tool.get("type") in WEB_SEARCH_TOOLS
 
 
-def chat_tool(tool: object, field: str) -> Json:
-    """One function in the form of chat. Raises InvalidArgument naming the field."""
-    if not isinstance(tool, dict):
-        raise InvalidArgument.field(field, "must be an object")
+def read_tool(field: str, tool: Any) -> Json:
+    """One function, in the form of chat. Raises InvalidArgument naming the field."""
     if tool.get("type") != "function":
         raise InvalidArgument.field(f"{field}.type", "must be function: this server runs no tools itself")
-    name, parameters = tool.get("name"), tool.get("parameters")
-    if not isinstance(name, str) or not name:
-        raise InvalidArgument.field(f"{field}.name", "must be a text")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidArgument.field(f"{field}.parameters", "must be a JSON schema")
-    function: Json = {"name": name, "parameters": parameters or {"type": "object", "properties": {}}}
-    if isinstance(tool.get("description"), str):
-        function["description"] = tool["description"]
-    if tool.get("strict") is True:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+    return read_function(field, tool)
 
 
 def parse_tool_choice(fields: Mapping[str, Any]) -> ToolChoice:

@@ -91,7 +91,7 @@ class ResponseRun:
                 case ReasoningDelta(text):
                     events += self.output.reasoning(text)
                 case ToolCallStart(_, name):
-                    namespace, own_name = called_function(self.conversation.tools, name)
+                    namespace, own_name = called_function(self.use.tools, name)
                     events += self.output.start_call(self.formats.new_call_id(), own_name, namespace)
                 case ToolCallArguments(_, fragment):
                     events += self.output.call_arguments(fragment)

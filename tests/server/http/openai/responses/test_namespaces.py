@@ -11,6 +11,7 @@ from jaxctx.errors import InvalidArgument
 from jaxctx_server.http.openai.responses.items import chat_messages, parse_items
 from jaxctx_server.http.openai.responses.namespaces import called_function, response_tools
 from jaxctx_server.http.openai.responses.request import parse_tools
+from jaxctx_server.http.tools import stored_tools
 from tests.server.http.openai.harness import openai_client
 from tests.server.http.scripted import scripted_server
 
@@ -38,7 +39,7 @@ def test_they_are_told_as_they_were_sent() -> None:
 
 def test_the_function_that_is_called() -> None:
     """A name with a dot is that of a namespace only if the request has one."""
-    tools = parse_tools(TOOLS)
+    tools = stored_tools(parse_tools(TOOLS))
     called = [called_function(tools, name) for name in ("spawn", "agents.spawn", "a.b", "no.such")]
     assert called == [(None, "spawn"), ("agents", "spawn"), (None, "a.b"), (None, "no.such")]
 

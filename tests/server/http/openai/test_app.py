@@ -1,4 +1,4 @@
-"""Errors in the names of the OpenAI API, and keys of callers."""
+"""The paths of the OpenAI API: their keys, and errors in its names."""
 
 from __future__ import annotations
 
