@@ -25,7 +25,7 @@ from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import FillRequest, PlanRequest
 from jaxctx.v1.model_service_pb2 import TokenPiece
 from jaxctx_server.chat_input import chat_size, template_messages, template_options
-from jaxctx_server.validate import Limits, utf8_size
+from jaxctx_server.validate import Limits, prompt_length_error, utf8_size
 
 MAX_INLINE_SIZE = 2048  # characters or tokens: converting so few costs less than a trip to another thread
 MAX_SHARED_THREAD_SIZE = 1 << 16  # larger texts cost so much that they wait for each other, on a thread of their own
@@ -120,13 +120,13 @@ class TokenizerPool:
                 ids = await self.encode(request.text, add_special_tokens=special)
         limit = self._limits.max_context_tokens
         if not 1 <= len(ids) <= limit:
-            raise InvalidArgument.field(field, f"must be 1 to {limit} tokens, is {len(ids)}")
+            raise InvalidArgument.field(field, prompt_length_error(len(ids), limit))
         return ids
 
     def _check_size(self, field: str, text: str) -> None:
         """Refuse a text that the longest entries of the vocabulary could not bring under the limit."""
         if self._max_bytes is not None and utf8_size(text) > self._max_bytes:
-            raise InvalidArgument.field(field, f"must be 1 to {self._limits.max_context_tokens} tokens, is more")
+            raise InvalidArgument.field(field, prompt_length_error(None, self._limits.max_context_tokens))
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokens of a text, of any number."""

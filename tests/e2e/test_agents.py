@@ -1,14 +1,15 @@
 """Requests as coding agents and chat pages send them, replayed against a server process.
 
-Each request has the fields, headers and query that the program it is named after is known to send, with shorter
-texts; the programs themselves were not run. What such a program reads is checked: that it is not refused, and that its
-own loop would go on.
+Each request has the fields, headers and query that the program it is named after sent to a server here, with shorter
+texts; docs/clients has the versions. Continue alone was not run. What such a program reads is checked: that it is not
+refused, and that its own loop would go on.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ SHELL_SCHEMA: Json = {
     "required": ["command"],
     "additionalProperties": False,
 }
+AGENTS: Json = {"name": "multi_agent_v1", "description": "Tools for spawning and managing sub-agents."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ class TestClaudeCode:
     def agent(self, long_model: Server) -> Agent:
         betas = (
             "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27,"
-            "prompt-caching-scope-2026-01-05,effort-2025-11-24"
+            "mid-conversation-tool-changes-2026-07-01,thinking-token-count-2026-05-13,advanced-tool-use-2025-11-20,"
+            "effort-2025-11-24"
         )
         return Agent(
             long_model,
@@ -99,9 +102,9 @@ class TestClaudeCode:
                 "anthropic-dangerous-direct-browser-access": "true",
                 "anthropic-version": "2023-06-01",
                 "authorization": "Bearer none",
-                "user-agent": "claude-cli/2.1.2 (external, cli)",
+                "user-agent": "claude-cli/2.1.332 (external, sdk-cli)",
                 "x-app": "cli",
-                "x-stainless-helper-method": "stream",
+                "x-claude-code-session-id": "b0e3e027-1c26-446b-b98d-4aa8596684c9",
                 "x-stainless-lang": "js",
                 "x-stainless-retry-count": "0",
                 "x-stainless-timeout": "600",
@@ -127,13 +130,14 @@ class TestClaudeCode:
                     "role": "user",
                     "content": [
                         {"type": "text", "text": "<system-reminder>\nThe date is today.\n</system-reminder>"},
-                        {"type": "text", "text": "list the files", **cached},
+                        {"type": "text", "text": "list the files"},
                     ],
-                }
+                },
+                {"role": "system", "content": [{"type": "text", "text": "# Environment\nLinux", **cached}]},
             ],
-            "tools": [self.tool("Bash", "Executes a command", **cached)],
-            "metadata": {"user_id": "user_0_account__session_0"},
-            "thinking": {"type": "adaptive"},
+            "tools": [self.tool("Bash", "Executes a command"), self.tool("Later", "Never call it", defer_loading=True)],
+            "metadata": {"user_id": '{"device_id":"0","account_uuid":"","session_id":"0"}'},
+            "thinking": {"type": "adaptive", "display": "omitted"},
             "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
             "output_config": {"effort": "medium"},
             **fields,
@@ -205,6 +209,36 @@ class TestClaudeCode:
         assert reply.status == 200, reply.text
         assert reply.json["usage"]["cache_read_input_tokens"] > 0
 
+    def test_a_tool_that_it_has_searched_for(self, agent: Agent) -> None:
+        """Its tool ToolSearch answers with references; the tools themselves are in the request from then on."""
+        body = self.request()
+        usage = agent("POST", "/v1/messages?beta=true", body).json["usage"]
+        call = {"type": "tool_use", "id": "toolu_1", "name": "ToolSearch", "input": {"query": "select:WebFetch"}}
+        result = {
+            "type": "tool_result",
+            "tool_use_id": "toolu_1",
+            "content": [{"type": "tool_reference", "tool_name": "WebFetch"}],
+            "cache_control": {"type": "ephemeral"},
+        }
+        history = [*body["messages"], {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        tools = [*body["tools"], self.tool("WebFetch", large_description(0, 2000), defer_loading=True)]
+        reply = agent("POST", "/v1/messages?beta=true", body | {"messages": history, "tools": tools})
+        assert reply.status == 200, reply.text
+        after = reply.json["usage"]
+        assert (
+            after["cache_read_input_tokens"] >= usage["cache_creation_input_tokens"]
+        )  # its tools change nothing before
+        assert after["cache_creation_input_tokens"] > 300
+
+    def test_a_prompt_that_is_too_long(self, agent: Agent) -> None:
+        """It then makes its history shorter, and asks again."""
+        messages = [{"role": "user", "content": "word " * 40_000}]
+        error = agent("POST", "/v1/messages?beta=true", self.request(messages=messages)).json["error"]
+        assert error["type"] == "invalid_request_error"
+        found = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", error["message"])
+        assert found is not None
+        assert int(found[1]) > int(found[2])
+
     def test_it_counts_tokens_of_each_tool(self, agent: Agent) -> None:
         fields = {"model": "long", "messages": [{"role": "user", "content": "foo"}]}
         alone = agent("POST", "/v1/messages/count_tokens?beta=true", fields).json["input_tokens"]
@@ -246,13 +280,14 @@ class TestCodex:
             long_model,
             {
                 "accept": "text/event-stream",
-                "authorization": "Bearer none",
-                "conversation_id": "0199d2a0-0000-7000-8000-000000000000",
-                "openai-beta": "responses=experimental",
-                "originator": "codex_cli_rs",
-                "session_id": "0199d2a0-0000-7000-8000-000000000000",
-                "user-agent": "codex_cli_rs/0.60.0 (Debian 12; x86_64) xterm",
-                "x-codex-beta-features": "unified_exec",
+                "originator": "codex_exec",
+                "session-id": "01a21341-b067-7842-94b8-bf106e9e084f",
+                "thread-id": "01a21341-b067-7842-94b8-bf106e9e084f",
+                "user-agent": "codex_exec/0.169.0 (Debian 12.0.0; x86_64) xterm (codex_exec; 0.169.0)",
+                "x-client-request-id": "01a21341-b067-7842-94b8-bf106e9e084f",
+                "x-codex-beta-features": "remote_compaction_v2",
+                "x-codex-turn-metadata": json.dumps({"request_kind": "turn", "sandbox": "seccomp"}),
+                "x-codex-window-id": "01a21341-b067-7842-94b8-bf106e9e084f:0",
             },
         )
 
@@ -269,25 +304,25 @@ class TestCodex:
     def request(self, **fields: Any) -> Json:
         return {
             "model": "long",
-            "instructions": "You are a coding agent running in the Codex CLI. " * 10,
             "input": [
+                self.message("developer", "You are a coding agent running in the Codex CLI. " * 10),
                 self.message("developer", "<permissions instructions>\nread only\n</permissions instructions>"),
                 self.message("user", "<environment_context>\n<cwd>/home</cwd>\n</environment_context>"),
                 self.message("user", "list the files"),
             ],
             "tools": [
                 self.function("exec_command"),
-                self.function("update_plan"),
+                self.function("write_stdin"),
+                {"type": "namespace", **AGENTS, "tools": [self.function("close_agent"), self.function("wait")]},
                 {"type": "web_search", "external_web_access": False},
             ],
             "tool_choice": "auto",
-            "parallel_tool_calls": False,
-            "reasoning": {"effort": "medium", "summary": "auto"},
+            "parallel_tool_calls": True,
+            "reasoning": {"summary": "auto"},
             "store": False,
             "stream": True,
             "include": ["reasoning.encrypted_content"],
             "prompt_cache_key": "0199d2a0-0000-7000-8000-000000000000",
-            "text": {"verbosity": "medium"},
             "client_metadata": {"x-codex-installation-id": "0"},
             "max_output_tokens": 100,
             **fields,
@@ -300,7 +335,8 @@ class TestCodex:
         assert final["type"] in ("response.completed", "response.incomplete")
         assert final["response"]["usage"]["total_tokens"] > 0
         # The search of the web was left out, and the answer says so.
-        assert [tool["name"] for tool in final["response"]["tools"]] == ["exec_command", "update_plan"]
+        tools = [tool["name"] for tool in final["response"]["tools"]]
+        assert tools == ["exec_command", "write_stdin", "multi_agent_v1"]
         done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
         assert done == final["response"]["output"]
 
@@ -322,6 +358,17 @@ class TestCodex:
         events = agent("POST", "/v1/responses", body | {"input": history, "tool_choice": "auto"}).events
         assert events[-1]["response"]["usage"]["input_tokens_details"]["cached_tokens"] > 0
 
+    def test_a_call_in_a_namespace_and_its_result(self, agent: Agent) -> None:
+        namespace = {"type": "namespace", **AGENTS, "tools": [self.function("close_agent")]}
+        body = self.request(tool_choice="required", tools=[namespace])
+        events = agent("POST", "/v1/responses", body).events
+        call = next(e["item"] for e in events if e["type"] == "response.output_item.done")
+        assert (call["namespace"], call["name"]) == ("multi_agent_v1", "close_agent")
+        result = {"type": "function_call_output", "id": "fco_1", "call_id": call["call_id"], "output": "not found"}
+        history = [*body["input"], {**call, "status": "completed"}, result]
+        events = agent("POST", "/v1/responses", body | {"input": history, "tool_choice": "auto"}).events
+        assert events[-1]["response"]["usage"]["input_tokens_details"]["cached_tokens"] > 0
+
     @pytest.mark.parametrize("kind", ["local_shell", "file_search", "image_generation"])
     def test_tools_that_it_would_have_to_run_are_refused(self, agent: Agent, kind: str) -> None:
         reply = agent("POST", "/v1/responses", self.request(tools=[self.function("a"), {"type": kind}]))
@@ -333,7 +380,17 @@ class TestAgentsByChat:
 
     @pytest.fixture
     def agent(self, long_model: Server) -> Agent:
-        return Agent(long_model, {"authorization": "Bearer none", "accept": "*/*", "user-agent": "ai-sdk/provider"})
+        session = "ses_decbd2a7effeFNu5NAX8Wd36nj"  # that of opencode, which is no context of the context cache
+        return Agent(
+            long_model,
+            {
+                "authorization": "Bearer none",
+                "accept": "*/*",
+                "user-agent": "opencode/1.18.33 ai-sdk/provider-utils/4.0.23 runtime/bun/1.3.14",
+                "x-session-affinity": session,
+                "x-session-id": session,
+            },
+        )
 
     @staticmethod
     def request(**fields: Any) -> Json:
@@ -380,6 +437,20 @@ class TestAgentsByChat:
         chunks = agent("POST", "/v1/chat/completions", body | {"messages": history, "tool_choice": "auto"}).events
         assert chunks[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
+    def test_qwen_code(self, agent: Agent) -> None:
+        """It names no tool_choice, asks for up to 32,000 tokens, and sends results of tools in parts."""
+        call = {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": '{"command":"ls"}'}}
+        history = [
+            {"role": "system", "content": "You are Qwen Code."},
+            {"role": "user", "content": [{"type": "text", "text": "list the files"}]},
+            {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "Files."},
+            {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "a.py"}]},
+        ]
+        body = self.request(messages=history, max_tokens=32_000, stop=["e"])
+        del body["tool_choice"]
+        chunks = agent("POST", "/v1/chat/completions", body).events
+        assert chunks[-2]["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
+
     def test_aider(self, agent: Agent) -> None:
         """By litellm: no tools, temperature 0, and edits in the text."""
         body = self.request(temperature=0, max_tokens=20)
@@ -408,9 +479,7 @@ class TestOpenWebUI:
 
     @pytest.fixture
     def agent(self, long_model: Server) -> Agent:
-        return Agent(
-            long_model, {"authorization": "Bearer none", "x-openwebui-user-name": "A", "user-agent": "aiohttp"}
-        )
+        return Agent(long_model, {"authorization": "Bearer none", "user-agent": "Python/3.11 aiohttp/3.14.5"})
 
     def test_its_list_of_models(self, agent: Agent) -> None:
         models = agent("GET", "/v1/models").json
@@ -419,10 +488,12 @@ class TestOpenWebUI:
 
     def test_an_answer_and_its_title(self, agent: Agent) -> None:
         messages = [{"role": "user", "content": "hello"}]
-        body = {"stream": True, "model": "long", "messages": messages, "stream_options": {"include_usage": True}}
-        chunks = agent("POST", "/v1/chat/completions", body | {"max_tokens": 12}).events
-        assert chunks[-1]["usage"]["total_tokens"] > 0
-        title = {"model": "long", "messages": messages, "stream": False, "max_completion_tokens": 1000}
+        body = {"stream": True, "model": "long", "messages": messages, "max_tokens": 12}
+        chunks = agent("POST", "/v1/chat/completions", body).events
+        assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+        with_usage = body | {"stream_options": {"include_usage": True}}  # with the capability "usage"
+        assert agent("POST", "/v1/chat/completions", with_usage).events[-1]["usage"]["total_tokens"] > 0
+        title = {"model": "long", "messages": messages, "stream": False, "max_tokens": 1000}
         reply = agent("POST", "/v1/chat/completions", title | {"stop": ["\n"]})
         assert reply.json["choices"][0]["message"]["role"] == "assistant"
 

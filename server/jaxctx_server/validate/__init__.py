@@ -10,7 +10,7 @@ InvalidArgument whose violations name each of them (up to 16) by its path in the
 fits or is free is for the engine to say.
 """
 
-from jaxctx_server.validate.cross_field import Limits
+from jaxctx_server.validate.cross_field import Limits, prompt_length_error
 from jaxctx_server.validate.rules import utf8_size, validate
 
-__all__ = ["Limits", "utf8_size", "validate"]
+__all__ = ["Limits", "prompt_length_error", "utf8_size", "validate"]

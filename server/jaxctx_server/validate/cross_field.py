@@ -48,6 +48,19 @@ class Limits:
         )
 
 
+def prompt_length_error(tokens: int | None, limit: int) -> str:
+    """What is wrong with a prompt of this many tokens (None: more than the limit), which may be 1 to `limit`.
+
+    Of one that is too long it is said in the words by which clients know that they have to shorten their history:
+    those of the Anthropic API ("prompt is too long: 9 tokens > 8"), and those of the OpenAI API.
+    """
+    if tokens is not None and tokens < 1:
+        return f"must be 1 to {limit} tokens, is {tokens}"
+    length = f"more than {limit} tokens" if tokens is None else f"{tokens} tokens > {limit}"
+    why = f"prompt is too long: {length}; this model's maximum context length is {limit} tokens"
+    return f"must be 1 to {limit} tokens; {why}"
+
+
 def _generate(request: GenerateRequest | CallOutput, limits: Limits) -> Violations:
     max_tokens = request.max_tokens or limits.default_max_tokens
     if 0 < max_tokens < request.min_tokens:

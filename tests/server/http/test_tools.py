@@ -9,7 +9,7 @@ import pytest
 
 from jaxctx.errors import InvalidArgument
 from jaxctx_server.chat_input import MAX_DEPTH
-from jaxctx_server.http.anthropic.prompt import read_tool as read_anthropic_tool
+from jaxctx_server.http.anthropic.tools import read_tool as read_anthropic_tool
 from jaxctx_server.http.openai.responses.request import read_tool as read_responses_tool
 from jaxctx_server.http.tools import (
     MAX_TOOLS,

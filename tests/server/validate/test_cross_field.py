@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ from jaxctx import rpc
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1 import context_service_pb2, session_service_pb2, snapshot_service_pb2
 from jaxctx.v1.forward_pb2 import ForwardOutputParams
-from jaxctx_server.validate import Limits, validate
+from jaxctx_server.validate import Limits, prompt_length_error, validate
 from jaxctx_server.validate.cross_field import CROSS_FIELD_RULES
 from tests.server.fake_engine import INFO
 from tests.server.validate.requests import refused_fields
@@ -185,3 +186,14 @@ def test_limits_are_those_of_the_engine_and_on_a_router_none_but_the_queues() ->
     assert limits == Limits(vocab_size=512, max_context_tokens=10_000, default_max_tokens=16, queue_limit=7)
     router = Limits(queue_limit=7)
     assert router.vocab_size == router.max_context_tokens == router.default_max_tokens == 2**31 - 1
+
+
+def test_a_prompt_that_is_too_long_is_called_so_in_words_that_clients_look_for() -> None:
+    """Claude Code reads both numbers; opencode and litellm look for the sentence of the OpenAI API."""
+    assert prompt_length_error(0, 8) == "must be 1 to 8 tokens, is 0"
+    found = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", prompt_length_error(9, 8))
+    assert found is not None
+    assert found.groups() == ("9", "8")
+    for tokens in (9, None):
+        assert "prompt is too long" in prompt_length_error(tokens, 8)
+        assert "this model's maximum context length is 8 tokens" in prompt_length_error(tokens, 8)

@@ -78,7 +78,7 @@ def digests(request: MessagesRequest) -> Json:
     """Digests of the parts that a prompt begins with."""
     first = request.prompt.messages[0]
     system = first.content if first.role == "system" else ""
-    return {"tools": digest("\n".join(tool.text for tool in request.tools)), "system": digest(system)}
+    return {"tools": digest("\n".join(request.prompt.tools)), "system": digest(system)}
 
 
 def digest(text: str) -> str:

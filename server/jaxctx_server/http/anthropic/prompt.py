@@ -1,20 +1,22 @@
-"""System text, messages and tools of a request as the chat template reads them."""
+"""System text and messages of a request as the chat template reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages, ToolCall
 from jaxctx_server.http.errors import json_text
-from jaxctx_server.http.tools import read_function
 
 Json = dict[str, Any]
 MAX_MESSAGES = 1024
+NO_TOOLS: Mapping[str, str] = {}
 BILLING_LINE = "x-anthropic-billing-header"  # begins a block that changes with every request and says nothing
 
 
-def parse_prompt(system: object, messages: object) -> ChatMessages:
+def parse_prompt(system: object, messages: object, definitions: Mapping[str, str] = NO_TOOLS) -> ChatMessages:
     """The prompt. A last message of the assistant is left open, so that the answer continues it.
+
+    `definitions` are JSON texts of the tools by their names, for results that refer to tools.
 
     Raises InvalidArgument naming the field.
     """
@@ -23,7 +25,7 @@ def parse_prompt(system: object, messages: object) -> ChatMessages:
     text = system_text(system)
     parsed = [ChatMessage(role="system", content=text)] if text else []
     for index, message in enumerate(messages):
-        parsed += parse_message(message, f"messages[{index}]")
+        parsed += parse_message(message, f"messages[{index}]", definitions)
     if len(parsed) > MAX_MESSAGES:
         raise InvalidArgument.field("messages", f"must have up to {MAX_MESSAGES} messages, tool results counted")
     if parsed[-1].role == "assistant" and not parsed[-1].tool_calls:
@@ -48,7 +50,7 @@ def is_billing_line(text: str) -> bool:
     return text.lstrip().lower().startswith(BILLING_LINE) and "\n" not in text.strip()
 
 
-def parse_message(message: object, field: str) -> list[ChatMessage]:
+def parse_message(message: object, field: str, definitions: Mapping[str, str]) -> list[ChatMessage]:
     """A message; results of tools are messages of their own. Raises InvalidArgument naming the field."""
     if not isinstance(message, dict):
         raise InvalidArgument.field(field, "must be an object")
@@ -61,11 +63,13 @@ def parse_message(message: object, field: str) -> list[ChatMessage]:
         case "assistant":
             return [parse_answer(content, f"{field}.content")]
         case "user" | "system":
-            return parse_question(role, content, f"{field}.content")
+            return parse_question(role, content, f"{field}.content", definitions)
     raise InvalidArgument.field(f"{field}.role", "must be user, assistant or system")
 
 
-def parse_question(role: str, blocks: Sequence[object], field: str) -> list[ChatMessage]:
+def parse_question(
+    role: str, blocks: Sequence[object], field: str, definitions: Mapping[str, str]
+) -> list[ChatMessage]:
     """Results of tools, and the text around them. Raises InvalidArgument naming the field."""
     messages: list[ChatMessage] = []
     texts: list[str] = []  # of the message that the last blocks make
@@ -76,7 +80,7 @@ def parse_question(role: str, blocks: Sequence[object], field: str) -> list[Chat
             messages.append(
                 ChatMessage(
                     role="tool",
-                    content=result_text(block.get("content"), f"{where}.content"),
+                    content=result_text(block.get("content"), f"{where}.content", definitions),
                     tool_call_id=text_field(block, "tool_use_id", where),
                 )
             )
@@ -123,7 +127,7 @@ def parse_tool_use(block: Any, field: str) -> ToolCall:
     return ToolCall(id=call_id, name=name, arguments=json_text(arguments))
 
 
-def result_text(content: object, field: str) -> str:
+def result_text(content: object, field: str, definitions: Mapping[str, str]) -> str:
     """The text of the result of a tool. Raises InvalidArgument naming the field."""
     if content is None:
         return ""
@@ -131,7 +135,38 @@ def result_text(content: object, field: str) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidArgument.field(field, "must be a text or a list of text blocks")
-    return "".join(block_text(block, f"{field}[{index}]") for index, block in enumerate(content))
+    texts: list[str] = []
+    functions: list[str] = []  # to which the last blocks refer
+    for index, block in enumerate(content):
+        where = f"{field}[{index}]"
+        if is_tool_reference(block):
+            functions.append(referred_definition(block, where, definitions))
+        else:
+            add_functions(texts, functions)
+            texts.append(block_text(block, where))
+    add_functions(texts, functions)
+    return "".join(texts)
+
+
+def is_tool_reference(block: object) -> bool:
+    """Whether a block of a result refers to a tool: by it a search of tools, which the client runs, loads one."""
+    return isinstance(block, dict) and block.get("type") == "tool_reference"
+
+
+def referred_definition(block: Any, field: str, definitions: Mapping[str, str]) -> str:
+    """The definition of the tool to which a block refers. Raises InvalidArgument naming the field."""
+    name = text_field(block, "tool_name", field)
+    if name not in definitions:
+        raise InvalidArgument.field(f"{field}.tool_name", "names no tool of the request")
+    return definitions[name]
+
+
+def add_functions(texts: list[str], functions: list[str]) -> None:
+    """Append definitions of functions, if there are any, and take them out of the list."""
+    if functions:
+        lines = "\n".join(f"<function>{function}</function>" for function in functions)
+        texts.append(f"<functions>\n{lines}\n</functions>")
+        functions.clear()
 
 
 def block_text(block: object, field: str) -> str:
@@ -149,12 +184,3 @@ def text_field(block: Any, name: str, field: str) -> str:
     if not isinstance(text, str):
         raise InvalidArgument.field(f"{field}.{name}", "must be a text")
     return text
-
-
-def read_tool(field: str, tool: Any) -> Json:
-    """One tool, in the form of chat. Raises InvalidArgument naming the field."""
-    if tool.get("type") not in (None, "custom"):
-        raise InvalidArgument.field(f"{field}.type", "must be custom: this server runs no tools itself")
-    if tool.get("input_schema") is None:
-        raise InvalidArgument.field(f"{field}.input_schema", "must be a JSON schema")
-    return read_function(field, tool, "input_schema")

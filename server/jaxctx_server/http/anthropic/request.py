@@ -10,10 +10,11 @@ from jaxctx.model.text.json_schemas import written_tightly
 from jaxctx.v1.content_pb2 import ChatMessages
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
 from jaxctx.v1.generation_pb2 import OutputFormat
-from jaxctx_server.http.anthropic.prompt import parse_prompt, read_tool
+from jaxctx_server.http.anthropic.prompt import parse_prompt
+from jaxctx_server.http.anthropic.tools import callable_tools, definitions, parse_tools
 from jaxctx_server.http.errors import json_text
 from jaxctx_server.http.openai.request import check_asks_for_nothing, parse_object, parse_truth, set_field
-from jaxctx_server.http.tools import Tool, read_tools
+from jaxctx_server.http.tools import Tool
 
 Json = dict[str, Any]
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty")
@@ -54,7 +55,7 @@ class MessagesRequest:
     create: CreateContextRequest
     prompt: ChatMessages
     generate: GenerateRequest | None  # None: only compute the prompt
-    tools: Sequence[Tool]
+    tools: Sequence[Tool]  # that can be called
     tool_choice: ToolChoice
     stream: bool
     has_context_management: bool  # edits of the context are asked for; none is ever applied
@@ -89,7 +90,7 @@ def parse_messages_request(data: bytes) -> MessagesRequest:
 
 
 def parse_prompt_fields(fields: Json) -> tuple[CreateContextRequest, ChatMessages, list[Tool]]:
-    """Model, prompt and tools. Raises InvalidArgument naming the field."""
+    """Model, prompt, and the tools that can be called. Raises InvalidArgument naming the field."""
     for name, values in UNSUPPORTED_FIELDS.items():
         if name in fields:
             check_asks_for_nothing(name, fields[name], values)
@@ -98,15 +99,15 @@ def parse_prompt_fields(fields: Json) -> tuple[CreateContextRequest, ChatMessage
         set_field(create, "model_id", fields["model"], "model")
     if "cache_salt" in fields:
         set_field(create, "salt", fields["cache_salt"], "cache_salt")
-    tools = read_tools("tools", fields.get("tools", []), read_tool)
-    prompt = parse_prompt(fields.get("system"), fields.get("messages"))
+    offered = parse_tools(fields.get("tools", []))
+    prompt = parse_prompt(fields.get("system"), fields.get("messages"), definitions(offered))
     choice = fields.get("tool_choice")
     if not (isinstance(choice, dict) and choice.get("type") == "none"):
-        prompt.tools.extend(tool.text for tool in tools)
+        prompt.tools.extend(each.tool.text for each in offered if not each.is_deferred)
     thinking = template_arguments(fields.get("thinking"))
     if thinking:
         prompt.template_arguments = thinking
-    return create, prompt, tools
+    return create, prompt, callable_tools(offered, fields["messages"])
 
 
 def parse_generation(fields: Json) -> GenerateRequest | None:

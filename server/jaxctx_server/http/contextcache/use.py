@@ -20,7 +20,12 @@ from jaxctx.v1.lifetime_pb2 import Ttl
 from jaxctx.v1.model_service_pb2 import ApplyChatTemplateRequest, Model, TokenizeRequest
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.contextcache.errors import ID_HEADER, busy, other_model, other_revision, taken
-from jaxctx_server.http.contextcache.headers import CACHE_HEADER, SessionHeaders, session_headers
+from jaxctx_server.http.contextcache.headers import (
+    CACHE_HEADER,
+    SessionHeaders,
+    names_a_session_of_the_client,
+    session_headers,
+)
 from jaxctx_server.http.contextcache.report import CREATED, CacheReport, appended, compared, unusable
 from jaxctx_server.http.contextcache.stored_context import (
     DEFAULT_TTL_S,
@@ -112,6 +117,8 @@ async def find_use(call: HttpCall, model_id: str, *, creates: bool = False) -> C
     `creates`: a context is made in any case, with the id of the header if there is one. Raises InvalidArgument,
     NotFound (context_not_found, context_expired), Aborted (context_busy, model_mismatch), AlreadyExists.
     """
+    if not creates and names_a_session_of_the_client(call.request.headers):
+        return None
     headers = session_headers(call.request.headers)
     if creates:
         return await claim_new(call, headers)

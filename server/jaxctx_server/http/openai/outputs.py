@@ -15,6 +15,7 @@ from jaxctx_server.http.generation import Generation, PromptScoring, run
 from jaxctx_server.http.interleave import interleave
 from jaxctx_server.http.openai.request import SharedOptions
 from jaxctx_server.http.token_pieces import TokenPieces
+from jaxctx_server.validate import prompt_length_error
 
 Json = dict[str, Any]
 MAX_RUNNING_OUTPUTS = 16  # of one request at once, for several prompts
@@ -99,8 +100,7 @@ class TextRequest(Protocol):
 def check_length(token_ids: Sequence[int], model: Model) -> None:
     """Raise InvalidArgument for a prompt that is empty, or longer than the model's longest context."""
     if not 1 <= len(token_ids) <= model.max_context_tokens:
-        message = f"must be 1 to {model.max_context_tokens} tokens, is {len(token_ids)}"
-        raise InvalidArgument.field("tokens", message)
+        raise InvalidArgument.field("tokens", prompt_length_error(len(token_ids), model.max_context_tokens))
 
 
 def make_generation(shared: SharedOptions, prompt: Prompt) -> Generation:

@@ -221,6 +221,21 @@ class TestRefused:
             refused = await use(kept, "nobody", mode=mode, prompt=STORY)
             assert refused.error == (404, "context_not_found", None)
 
+    async def test_a_session_of_the_client_is_no_context(self, kept: HttpClient) -> None:
+        """opencode names its session in every request, two at a time, and asks for the title of the session first."""
+        headers = {"x-session-id": "ses_decbd2a7effe", "x-session-affinity": "ses_decbd2a7effe"}
+        body = {**GREEDY, "messages": [QUESTION]}
+        answers = await asyncio.gather(
+            *(kept("POST", "/v1/chat/completions", body, headers=headers) for _ in range(2)),
+            kept("POST", "/v1/completions", {**GREEDY, "prompt": STORY}, headers=headers),
+            kept("POST", "/v1/responses", {"model": "echo", "input": STORY, "max_output_tokens": 4}, headers=headers),
+        )
+        assert [answer.status for answer in answers] == [200] * 4
+        assert not any("session_id" in answer.json for answer in answers)
+        assert (await kept("GET", "/v1/context")).json["data"] == []
+        meant = await kept("POST", "/v1/chat/completions", body, headers={**headers, "x-session-mode": "append"})
+        assert meant.error == (404, "context_not_found", None)
+
     async def test_another_model(self, kept: HttpClient) -> None:
         session_id, _ = await made(kept)
         refused = await use(kept, session_id, prompt=STORY, model="other")

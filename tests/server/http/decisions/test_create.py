@@ -318,7 +318,7 @@ class TestSmallPool:
         answer = await web("POST", PATH, body(WIDE, input="~" * 800))
         assert answer.error == (400, "NEVER_FITS", None)
         long_question = {**WIDE, "instructions": "~" * 400}
-        assert (await web("POST", PATH, body(WIDE, long_question))).error == (429, "NEVER_FITS", None)
+        assert (await web("POST", PATH, body(WIDE, long_question))).error == (400, "NEVER_FITS", None)
 
 
 def config_fields() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.content_pb2 import ChatMessage, ToolCall
+from jaxctx_server.http.openai.responses.namespaces import full_name
 
 Json = dict[str, Any]
 MAX_INPUT_ITEMS = 1024
@@ -47,14 +48,7 @@ def parse_item(value: object, field: str) -> Json:
         case "message":
             return parse_message(value, field)
         case "function_call":
-            return {
-                "id": given_id(value, field, "fc"),
-                "type": "function_call",
-                "status": "completed",
-                "call_id": text_of(value, "call_id", field),
-                "name": text_of(value, "name", field),
-                "arguments": text_of(value, "arguments", field),
-            }
+            return parse_function_call(value, field)
         case "function_call_output":
             return {
                 "id": given_id(value, field, "fco"),
@@ -66,6 +60,20 @@ def parse_item(value: object, field: str) -> Json:
         case "reasoning":
             return parse_reasoning(value, field)
     raise InvalidArgument.field(f"{field}.type", "must be message, function_call, function_call_output or reasoning")
+
+
+def parse_function_call(value: Json, field: str) -> Json:
+    """A call of a function. Raises InvalidArgument naming the field."""
+    namespace = {} if value.get("namespace") is None else {"namespace": text_of(value, "namespace", field)}
+    return {
+        "id": given_id(value, field, "fc"),
+        "type": "function_call",
+        "status": "completed",
+        "call_id": text_of(value, "call_id", field),
+        **namespace,
+        "name": text_of(value, "name", field),
+        "arguments": text_of(value, "arguments", field),
+    }
 
 
 def parse_message(value: Json, field: str) -> Json:
@@ -159,7 +167,8 @@ class AnswerParts:
             case "reasoning":
                 self.thoughts += (part["text"] for part in item["content"])
             case "function_call":
-                self.tool_calls.append(ToolCall(id=item["call_id"], name=item["name"], arguments=item["arguments"]))
+                name = full_name(item.get("namespace"), item["name"])
+                self.tool_calls.append(ToolCall(id=item["call_id"], name=name, arguments=item["arguments"]))
             case _:
                 self.texts.append(item_text(item))
 

@@ -35,6 +35,7 @@ class OpenCall:
     item_id: str
     call_id: str
     name: str
+    namespace: str | None  # of the function
     fragments: list[str] = field(default_factory=list)
 
 
@@ -55,10 +56,10 @@ class OutputBuilder:
         """More thoughts."""
         return self._text("reasoning_text", text, ())
 
-    def start_call(self, call_id: str, name: str) -> list[Json]:
-        """A call of a function begins."""
+    def start_call(self, call_id: str, name: str, namespace: str | None = None) -> list[Json]:
+        """A call of a function, of a namespace if it has one, begins."""
         events = self.close("completed")
-        call = OpenCall(self._make_id("fc"), call_id, name)
+        call = OpenCall(self._make_id("fc"), call_id, name, namespace)
         self._open = call
         item = function_call_item(call, "in_progress")
         return [*events, self._event("response.output_item.added", item=item)]
@@ -166,6 +167,7 @@ def function_call_item(call: OpenCall, status: str) -> Json:
         "type": "function_call",
         "status": status,
         "call_id": call.call_id,
+        **({} if call.namespace is None else {"namespace": call.namespace}),
         "name": call.name,
         "arguments": "".join(call.fragments),
     }

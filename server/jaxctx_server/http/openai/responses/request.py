@@ -1,6 +1,5 @@
 """The body of POST /v1/responses, read and checked."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
@@ -19,6 +18,7 @@ from jaxctx_server.http.openai.request import (
     set_sampling,
 )
 from jaxctx_server.http.openai.responses.items import parse_input
+from jaxctx_server.http.openai.responses.namespaces import is_namespace, namespace_of, put_into_namespace
 from jaxctx_server.http.tools import MAX_TOOLS, make_tool, read_function
 
 Json = dict[str, Any]
@@ -198,8 +198,25 @@ def parse_tools(value: object) -> list[str]:
     """
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidArgument.field("tools", f"must be a list of up to {MAX_TOOLS} tools")
-    functions = [(index, tool) for index, tool in enumerate(value) if not is_web_search(tool)]
-    return [make_tool(f"tools[{index}]", tool, read_tool).text for index, tool in functions]
+    functions: list[str] = []
+    for index, tool in enumerate(value):
+        if is_namespace(tool):
+            functions += namespace_functions(tool, f"tools[{index}]")
+        elif not is_web_search(tool):
+            functions.append(make_tool(f"tools[{index}]", tool, read_tool).text)
+    if len(functions) > MAX_TOOLS:
+        raise InvalidArgument.field("tools", f"must have up to {MAX_TOOLS} functions, those of namespaces counted")
+    return functions
+
+
+def namespace_functions(tool: Json, field: str) -> list[str]:
+    """The functions of a namespace, as those of `parse_tools`. Raises InvalidArgument naming the field."""
+    namespace = namespace_of(tool, field)
+
+    def read(path: str, function: object) -> Json:
+        return put_into_namespace(read_tool(path, function), namespace)
+
+    return [make_tool(f"{field}.tools[{index}]", each, read).text for index, each in enumerate(tool["tools"])]
 
 
 def is_web_search(tool: object) -> bool:
@@ -283,21 +300,6 @@ def set_output_format(fields: Mapping[str, Any], generate: GenerateRequest) -> N
             generate.output_format.json_schema = json_text(written_tightly(wanted["schema"]))
         case _:
             raise InvalidArgument.field("text.format.type", "must be text, json_object or json_schema")
-
-
-def response_tools(tools: Sequence[str]) -> list[Json]:
-    """Tools of chat in the form of this API."""
-    functions = [json.loads(tool)["function"] for tool in tools]
-    return [
-        {
-            "type": "function",
-            "name": function["name"],
-            "description": function.get("description"),
-            "parameters": function["parameters"],
-            "strict": function.get("strict", False),
-        }
-        for function in functions
-    ]
 
 
 def check_metadata(value: object) -> None:

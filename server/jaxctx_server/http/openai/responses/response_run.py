@@ -22,9 +22,10 @@ from jaxctx_server.http.errors import http_status
 from jaxctx_server.http.generation import Generation
 from jaxctx_server.http.openai.chat_output import ThoughtCounter, is_of_later_call
 from jaxctx_server.http.openai.logprobs import chat_logprobs
+from jaxctx_server.http.openai.responses.namespaces import called_function, response_tools
 from jaxctx_server.http.openai.responses.output import OutputBuilder
 from jaxctx_server.http.openai.responses.record import Conversation, StoredConversation
-from jaxctx_server.http.openai.responses.request import ResponsesRequest, response_tools
+from jaxctx_server.http.openai.responses.request import ResponsesRequest
 from jaxctx_server.http.token_pieces import TokenPieces
 
 Json = dict[str, Any]
@@ -92,7 +93,8 @@ class ResponseRun:
                 case ReasoningDelta(text):
                     events += self.output.reasoning(text)
                 case ToolCallStart(_, name):
-                    events += self.output.start_call(self.formats.new_call_id(), name)
+                    namespace, own_name = called_function(self.use.tools, name)
+                    events += self.output.start_call(self.formats.new_call_id(), own_name, namespace)
                 case ToolCallArguments(_, fragment):
                     events += self.output.call_arguments(fragment)
                 case ToolCallEnd(_, is_complete):
