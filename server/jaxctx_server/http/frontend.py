@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -34,6 +35,8 @@ class Frontend:
     prompts: PromptMemory = field(default_factory=PromptMemory)
     background_responses: BackgroundRegistry = field(default_factory=BackgroundRegistry)
     background_tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    saving: set[asyncio.Event] = field(default_factory=set)
+    """Requests that will save a context, each by what is set when it has ended."""
     websockets: set[str] = field(default_factory=set)
     """Peers of the WebSockets that are open."""
     logged_fields: set[str] = field(default_factory=set)
@@ -46,14 +49,27 @@ class Frontend:
         task.add_done_callback(self.background_tasks.discard)
         return task
 
+    @contextmanager
+    def will_save(self) -> Iterator[None]:
+        """While entered, a drain waits: the request saves a context at its end, which an engine that drains refuses."""
+        ended = asyncio.Event()
+        self.saving.add(ended)
+        try:
+            yield
+        finally:
+            self.saving.discard(ended)
+            ended.set()
+
     @property
     def is_unfinished(self) -> bool:
-        """Whether a drain has to wait for `finish`: whether a response runs in the background."""
-        return bool(self.background_responses.running)
+        """Whether a drain has to wait for `finish`: for a response in the background, or a context to be saved."""
+        return bool(self.background_responses.running or self.saving)
 
     async def finish(self) -> None:
-        """Return when no response runs in the background any more."""
+        """Return when no response runs in the background any more, and no request has a context to save."""
         await self.background_responses.wait_until_ended()
+        while self.saving:
+            await asyncio.gather(*(ended.wait() for ended in self.saving))
 
     async def end(self) -> None:
         """End the responses that run in the background, and close the contexts of requests that have ended.

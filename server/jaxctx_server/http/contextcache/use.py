@@ -189,13 +189,14 @@ async def saved_before_end(
     """
     last: GenerateResponse | None = None
     try:
-        async with aclosing(parts):
-            async for part in parts:
-                if part.finish:
-                    last = part
-                else:
-                    yield part
-        await use.save(call, generation)
+        with call.frontend.will_save():
+            async with aclosing(parts):
+                async for part in parts:
+                    if part.finish:
+                        last = part
+                    else:
+                        yield part
+            await use.save(call, generation)
         if last is not None:
             yield last
     except (NotFound, FailedPrecondition) as error:

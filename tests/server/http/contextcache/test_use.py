@@ -12,6 +12,7 @@ import pytest
 
 import jaxctx
 from jaxctx_server.auth import Key
+from jaxctx_server.services import Backend
 from tests.server.http.client import HttpClient
 from tests.server.http.contextcache.harness import GREEDY, STORY, chunks_of, create, made, text_of, told, use
 from tests.server.http.openai.harness import completed_alone
@@ -344,3 +345,15 @@ async def test_another_server_that_used_it_meanwhile(kept: HttpClient, client: j
     assert (await told(kept, session_id))["version"] == 2
     answer = await use(kept, session_id, mode="append", prompt="x")
     assert answer.json["cache"]["stored_tokens"] < 5
+
+
+async def test_a_context_in_use_when_a_drain_begins_is_saved(kept: HttpClient, backend: Backend) -> None:
+    """The drain waits for it: an engine that drains would not save it."""
+    session_id, _ = await made(kept)
+    held = (await told(kept, session_id))["tokens"]
+    using = asyncio.create_task(use(kept, session_id, prompt=STORY, max_tokens=200))
+    while not backend.lifecycle.long_work[0].is_unfinished:
+        await asyncio.sleep(0)
+    await backend.lifecycle.drain()
+    assert (await using).status == 200
+    assert (await told(kept, session_id))["tokens"] == held - 8 + 200

@@ -10,7 +10,7 @@ response says so in `prompt_cache_diagnostics`.
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from typing import Any
 
 from jaxctx.errors import Aborted, InvalidArgument, JaxctxError, NotFound
@@ -62,16 +62,18 @@ async def response_events(
     except JaxctxError as error:
         raise renamed(error, request.field_names) from None
     has_begun = False
+    stores = request.store or request.conversation_id is not None
     try:
-        async with aclosing(output_events(call, made)) as parts:
-            async for events in parts:
-                if not has_begun:
-                    has_begun = True
-                    for kind in ("created", "in_progress"):
-                        yield {"type": f"response.{kind}", "response": made.object() | BEGUN}
-                for event in events:
-                    yield event
-        await store_response(call, made)
+        with call.frontend.will_save() if stores else nullcontext():
+            async with aclosing(output_events(call, made)) as parts:
+                async for events in parts:
+                    if not has_begun:
+                        has_begun = True
+                        for kind in ("created", "in_progress"):
+                            yield {"type": f"response.{kind}", "response": made.object() | BEGUN}
+                    for event in events:
+                        yield event
+            await store_response(call, made)
         yield {"type": f"response.{made.status}", "response": made.object()}
     except JaxctxError as error:
         made.error = lost_base(error, request) or renamed(error, request.field_names)

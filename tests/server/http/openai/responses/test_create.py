@@ -9,6 +9,7 @@ import openai
 import pytest
 
 import jaxctx
+from jaxctx_server.services import Backend
 from tests.server.http.client import HttpClient
 from tests.server.http.openai.harness import no_context_left
 
@@ -213,3 +214,19 @@ async def test_who_leaves_leaves_nothing_behind(web: HttpClient, client: jaxctx.
     writer.close()
     await no_context_left(client)
     assert [each async for each in client.snapshots()] == []
+
+
+async def test_a_response_that_runs_when_a_drain_begins_is_stored(api: openai.AsyncOpenAI, backend: Backend) -> None:
+    """The drain waits for it: an engine that drains would not save it."""
+    kinds = []
+    async with api.responses.stream(input=STORY, **(GREEDY | {"max_output_tokens": 200})) as stream:
+        async for event in stream:
+            if event.type == "response.created":
+                draining = asyncio.create_task(backend.lifecycle.drain())
+                response_id = event.response.id
+            kinds.append(event.type)
+    assert kinds[-1] == "response.incomplete"
+    await draining
+    assert (await api.responses.retrieve(response_id)).status == "incomplete"
+    with pytest.raises(openai.InternalServerError, match="drain"):
+        await api.responses.create(input=STORY, **GREEDY)
