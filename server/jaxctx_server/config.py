@@ -121,8 +121,9 @@ class ServeConfig:
     """Requests that may wait; one more is refused."""
     max_calls: Annotated[int, within(1, 1_000_000)] = 4096
     """Calls in progress at once, over all connections; one more is refused."""
-    default_max_tokens: Annotated[int, within(1, MANY)] = 256
-    """Longest output of a request that does not say."""
+    default_max_tokens: Annotated[int | None, within(1, MANY)] = None
+    """Longest output of a request that does not say, up to what is left of its context. None: 4096 tokens; 256 of the
+    bundled model, which seldom comes to an end."""
 
     store: None | str = None
     """Keep durable snapshots here: a directory, s3://BUCKET/PATH/, gs://…, or to try it memory://, which ends with the

@@ -25,6 +25,8 @@ from jaxctx_server.config import PlanConfig, ServeConfig
 from jaxctx_server.errors import MODEL, StartError
 from jaxctx_server.progress import Progress
 
+OUTPUT_TOKENS, BUNDLED_OUTPUT_TOKENS = 4096, 256  # of a request that does not say how many
+
 
 def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:
     """Load the model, compile what every request needs, or all, and start its engine. Takes long; runs on a thread.
@@ -145,13 +147,20 @@ def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineCon
         max_snapshot_bytes_per_tenant=config.max_snapshot_bytes_per_tenant,
         snapshot_history=config.snapshot_history,
         pinned_pages_per_tenant=None if config.pinned_tokens is None else config.pinned_tokens // config.page_size,
-        default_max_tokens=config.default_max_tokens,
+        default_max_tokens=_default_max_tokens(config),
         draft_tokens=config.draft_tokens,
         host_pages=_host_pages(config, model, pages),
         disk_pages=config.disk_tokens // config.page_size,
         disk_file=config.disk_file,
         moving_pages=2 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
     )
+
+
+def _default_max_tokens(config: ServeConfig) -> int:
+    """The longest output of a request that does not say: agents do not, and take an answer that is cut for an error."""
+    if config.default_max_tokens is not None:
+        return config.default_max_tokens
+    return BUNDLED_OUTPUT_TOKENS if config.model is None else OUTPUT_TOKENS
 
 
 def _host_pages(config: ServeConfig, model: Model, pages: int) -> int:

@@ -183,6 +183,20 @@ def test_sizes(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
     assert longest == 8192
 
 
+def test_how_long_an_output_may_be_that_does_not_say(
+    monkeypatch: pytest.MonkeyPatch, echo: None, tmp_path: Path
+) -> None:
+    configs = []
+    monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
+
+    def default(**settings: Any) -> int:
+        engine_builder.build_engine(ServeConfig(compile_cache=None, **settings), Silent())
+        return int(configs[-1].default_max_tokens)
+
+    assert (default(), default(default_max_tokens=9)) == (256, 9)
+    assert (default(model=str(tmp_path)), default(model=str(tmp_path), default_max_tokens=9)) == (4096, 9)
+
+
 def test_an_accelerator_has_the_pages_that_its_plan_says(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
     """On a CPU that says it is one."""
     configs, planned = [], []
