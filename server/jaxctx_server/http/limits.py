@@ -30,6 +30,7 @@ MAX_AGE_S = 3600.0  # a request on an older connection is the last one there, as
 STALLED_S = 300.0  # a client that has taken nothing of its answer for so long is cut off
 LINGER_S = 1.0  # a refused connection stays open for so long, so that the client can read the answer
 MAX_WEBSOCKET_HEADERS, MAX_WEBSOCKET_HEADER_BYTES = 100, 8000  # of a request for a WebSocket
+MAX_EARLY_BYTES = 64 << 10  # of what comes behind a request that is not answered yet
 HEADER_SLICE_BYTES = 4 << 10  # bytes that are parsed at once until the headers are known not to be too long
 JSON_HEADER = (b"content-type", b"application/json")
 
@@ -80,6 +81,9 @@ class LimitedProtocol(H11Protocol):
             return
         if self.cycle is not None and not self.cycle.response_started:
             self._make_last_if_old()
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= MAX_EARLY_BYTES:
+            # uvicorn stops reading at what comes behind a request; then nobody would notice that the client leaves.
+            self.flow.resume_reading()
         if self.conn.their_state is h11.SEND_BODY:
             self._wait_for("body")
         elif self.conn.their_state is not h11.IDLE:

@@ -325,3 +325,56 @@ async def test_an_answer_that_nobody_reads_makes_place_for_others(monkeypatch: p
             assert connections
             other.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert (await asyncio.to_thread(other.recv, 12)) == b"HTTP/1.1 200"
+
+
+# --- what comes behind a request before that is answered -------------------------------------------------------------
+
+
+class Waiting:
+    """An application that answers nothing, and waits until its client is gone."""
+
+    def __init__(self) -> None:
+        self.begun, self.left = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.left.set()
+
+
+@asynccontextmanager
+async def waiting_answer() -> AsyncIterator[tuple[Waiting, Connections, socket.socket]]:
+    """The application, the connections of its server, and a client that has asked."""
+    app = Waiting()
+    server = HttpServer(app, bind_tcp("127.0.0.1", 0))
+    await server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await asyncio.wait_for(app.begun.wait(), 60)
+            yield app, server._server.server_state.connections, client
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize("early", [b"", b"\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"])
+async def test_who_leaves_is_noticed_also_behind_an_early_request(early: bytes) -> None:
+    async with waiting_answer() as (app, connections, client):
+        (connection,) = connections
+        client.sendall(early)
+        await eventually(lambda: connection.conn.trailing_data[0] == early)
+        client.close()
+        await asyncio.wait_for(app.left.wait(), 60)
+
+
+async def test_of_what_comes_early_not_all_is_read() -> None:
+    async with waiting_answer() as (_, connections, client):
+        (connection,) = connections
+        client.setblocking(False)
+        sent = 0
+        with pytest.raises(BlockingIOError):
+            while sent < 1 << 30:
+                sent += client.send(bytes(1 << 20))
+                await asyncio.sleep(0.01)
+        assert limits.MAX_EARLY_BYTES < len(connection.conn.trailing_data[0]) < 1 << 20
