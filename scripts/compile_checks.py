@@ -34,7 +34,7 @@ from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.memory_planner import TARGETS, compiling_for, memory_analysis
+from jaxctx.engine.runner.memory_planner import compiling_for, memory_analysis
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.config import SHAPES
 from jaxctx.model.functional import abstract
@@ -172,7 +172,7 @@ def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[i
 def main() -> int:
     """Exit status: 1 if a check failed, 3 if a compiler is not there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", nargs="+", choices=list(TARGETS), default=list(TARGETS))
+    parser.add_argument("--target", nargs="+", choices=list(PACKAGES), default=list(PACKAGES))
     parser.add_argument("--only", default="*", help="names of checks, with * and ?")
     parser.add_argument("--update", action="store_true", help="write what is found as the baseline")
     options = parser.parse_args()

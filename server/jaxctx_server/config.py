@@ -247,9 +247,9 @@ class PlanConfig(ServeConfig):
     MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b or qwen3-0.6b.
     """
 
-    target: Literal["here", "v5e", "v6e", "h200"] = "here"
-    """The chip: of this machine, or a TPU v5e, TPU v6e or NVIDIA H200 that need not be there. Their compilers come with
-    pip install 'jaxctx[tpu]' and 'jaxctx[cuda13]'."""
+    target: Literal["here", "v5e", "v5p", "v6e", "v7x", "h200"] = "here"
+    """The chip: of this machine, or a TPU v5e, v5p, v6e, v7x (half of one, which is a device) or NVIDIA H200 that need
+    not be there. Their compilers come with pip install 'jaxctx[tpu]' and 'jaxctx[cuda13]'."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ class Target:
     """A chip and its compiler."""
 
     platform: str
-    memory: int  # bytes of a chip that a process gets
+    memory: int  # bytes of a device that a process gets
     module: str  # the Python module that brings the compiler
     extra: str  # the extra of this distribution that installs the module
-    topology: Mapping[str, str]  # arguments that describe a machine with four chips
+    topology: Mapping[str, str]  # arguments that describe a machine with four devices or more
 
 
 def gpu_share(environ: Mapping[str, str]) -> float:
@@ -49,7 +49,9 @@ def gpu_share(environ: Mapping[str, str]) -> float:
 _H200 = {"topology": "1x1x4", "target_config": Path(__file__).with_name("h200.txtpb").read_text("utf-8")}
 TARGETS: Mapping[str, Target] = {  # of the TPUs' memory, what their compiler refuses to go beyond
     "v5e": Target("tpu", int(15.75 * 2**30), "libtpu", "tpu", {"topology_name": "v5e:2x2"}),
+    "v5p": Target("tpu", int(95.73 * 2**30), "libtpu", "tpu", {"topology_name": "v5p:2x2x1"}),
     "v6e": Target("tpu", int(31.24 * 2**30), "libtpu", "tpu", {"topology_name": "v6e:2x2"}),
+    "v7x": Target("tpu", int(94.74 * 2**30), "libtpu", "tpu", {"topology_name": "tpu7x:2x2x1"}),  # half a chip
     "h200": Target("cuda", int(150_000_000_000 * gpu_share(os.environ)), "jax_cuda13_plugin", "cuda13", _H200),
 }
 _LIBTPU_WITHOUT_CHIPS = {
@@ -92,7 +94,7 @@ def _target_devices(name: str, target: Target) -> Any:
     jax.config.update("jax_platforms", "cpu")
     os.environ.update(_LIBTPU_WITHOUT_CHIPS)
     try:
-        return topologies.get_topology_desc(platform=target.platform, **target.topology).devices
+        return topologies.get_topology_desc(platform=target.platform, **target.topology).devices[:4]
     except RuntimeError as error:  # among others: a plugin of another version than JAX's
         raise FailedPrecondition(f"{name}: {target.module} cannot compile for it: {error}") from error
 

@@ -1,6 +1,8 @@
 """Memory plans: a real engine's numbers where it can be asked, and those of the vendors' compilers where they are."""
 
 import math
+import re
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -145,3 +147,24 @@ def test_a_plan_for_a_chip_counts_its_memory(chip: str) -> None:
     page_bytes = 16 * 2 * 128 * 2  # tokens, keys and values, head_dim, bfloat16
     assert plan.kv_bytes == (plan.pages + 1) * page_bytes
     assert 0 < plan.kv_bytes < plan.memory_bytes * 0.9
+
+
+@pytest.mark.parametrize("capability", ["8.0", "12.0"])
+def test_a_step_for_another_gpu_has_plain_jax(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ampere and Blackwell: the Hopper kernel would not compile for them, and the server not start."""
+    h200 = TARGETS["h200"]
+    if jax.__version_info__ < (0, 11, 2) or find_spec(h200.module) is None:
+        pytest.skip("the compiler for GPUs is not installed: .ci/run has a stage with it")
+    major, minor = capability.split(".")
+    described = re.sub(
+        r"cuda_compute_capability \{.*}",
+        f"cuda_compute_capability {{ major: {major} minor: {minor} }}",
+        h200.topology["target_config"],
+    )
+    other = replace(h200, topology={**h200.topology, "target_config": described})
+    monkeypatch.setattr(memory_planner, "TARGETS", {"other": other})
+    with compiling_for("other") as (devices, _):
+        program = CompiledModel(*abstract(TINY, "bfloat16"), CONFIG, devices[0])
+        assert capability in program.kernel.why_no_kernel
+        found = memory_analysis(program.lower(program.shapes[-1]))
+        assert found.alias_size_in_bytes >= sum(2 * math.prod(x.shape) for x in jax.tree.leaves(program.pools))
