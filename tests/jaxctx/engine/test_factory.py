@@ -93,7 +93,7 @@ async def test_an_engine_serves_while_smaller_steps_are_compiled(
         return run_step(runner, shape, *args, **kwargs)
 
     monkeypatch.setattr(ModelRunner, "compile_next", gated)
-    engine = open_engine(echo_served, replace(SMALL, draft_tokens=0))
+    engine = open_engine(echo_served, replace(SMALL, max_batch_tokens=32, draft_tokens=0))
     monkeypatch.setattr(ModelRunner, "run", recorded)
     try:
         smaller = len(engine.core.runner.shapes) - 1 + len(engine.core.runner.custom_mask_shapes) - 1
@@ -101,14 +101,14 @@ async def test_an_engine_serves_while_smaller_steps_are_compiled(
         context = (await engine.create(ME, CreateContextRequest())).context_id
         await engine.fill(ME, context, [1, 2, 3])
         padded = await greedy(engine, context, 6)
-        assert {*run} == {64}
+        assert {*run} == {32}
         may_go_on.set()
         while (await engine.stats()).functions_compiling:
             await asyncio.sleep(0.01)
         run.clear()
         await engine.rewind(ME, context, 3)
         assert await greedy(engine, context, 6) == padded
-        assert max(run) < 64
+        assert max(run) < 32
         assert (await engine.stats()).compilations_after_ready == 0
     finally:
         may_go_on.set()
