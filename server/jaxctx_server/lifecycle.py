@@ -186,8 +186,8 @@ class ServerLifecycle:
 
     async def _drain(self, serving: ServingState) -> None:
         self.finishes_long_work = True
-        while unfinished := [each for each in self.long_work if each.is_unfinished]:
-            await asyncio.gather(*(each.finish() for each in unfinished))
+        while any(each.is_unfinished for each in self.long_work):  # one may begin while others finish
+            await asyncio.gather(*(each.finish() for each in self.long_work))
         self.finishes_long_work = False  # from here on the engine refuses new work itself
         await serving.drain()
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import shutil
 from typing import Any
 
 import pytest
@@ -15,6 +12,7 @@ from tests.engines import Clock
 from tests.readme import commands
 from tests.server.http.client import HttpClient
 from tests.server.http.contextcache.harness import STORY, create, made, text_of, told, use
+from tests.server.http.pasted import needs_curl, run_pasted
 
 
 async def test_what_is_told_of_one(kept: HttpClient) -> None:
@@ -184,22 +182,12 @@ async def test_prompt_and_messages_at_once(kept: HttpClient) -> None:
     assert refused.error == (400, "INVALID_FIELD", "prompt")
 
 
-@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
+@needs_curl
 async def test_the_lines_of_the_docs_run_as_pasted(kept: HttpClient) -> None:
     """In one shell, in their order."""
     lines = [each for each in commands() if "localhost:8000/v1/context" in each or "x-session-id" in each]
     assert len(lines) == 9
-    pasted = "; echo\n".join(lines).replace("localhost:8000", f"localhost:{kept.port}")
-    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-    process = await asyncio.create_subprocess_exec(
-        *("bash", "-e", "-c", pasted.replace("curl ", "curl -sS --fail ")),
-        env=environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    output, error = await asyncio.wait_for(process.communicate(), 60)
-    assert (process.returncode, error) == (0, b"")
-    answers = [json.loads(line) for line in output.decode().splitlines()]
+    answers = [json.loads(line) for line in await run_pasted(kept, lines)]
     assert [each["object"] for each in answers] == [
         *("text_completion", "text_completion", "text_completion", "context", "context", "context", "list"),
         *("context.deleted", "context.deleted"),

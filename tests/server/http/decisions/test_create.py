@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
-import shutil
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -38,6 +36,7 @@ from tests.server.http.decisions.harness import (
     without_usage,
 )
 from tests.server.http.openai.harness import completed_alone
+from tests.server.http.pasted import needs_curl, run_pasted
 
 PATH = "/v1/decisions"
 
@@ -350,15 +349,9 @@ class TestTenants:
         assert (await web("POST", PATH, body(WIDE))).status == 401
 
 
-@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
+@needs_curl
 async def test_the_line_of_the_docs_runs_as_pasted(web: HttpClient) -> None:
     (line,) = [each for each in commands() if "localhost:8000/v1/decisions" in each]
-    pasted = line.replace("localhost:8000", f"localhost:{web.port}").replace("curl ", "curl -sS --fail ")
-    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-    process = await asyncio.create_subprocess_exec(
-        "bash", "-e", "-c", pasted, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    output, error = await asyncio.wait_for(process.communicate(), 60)
-    assert (process.returncode, error) == (0, b"")
+    (output,) = await run_pasted(web, [line])
     told = [(each["type"], each["name"]) for each in json.loads(output)["answers"]]
     assert told == [("predicate", "late"), ("choice", "team"), ("score", "anger"), ("text", "reply")]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import shutil
 from typing import Any
 
 import openai
@@ -15,6 +12,7 @@ import jaxctx
 from tests.readme import commands
 from tests.server.http.client import HttpClient
 from tests.server.http.openai.harness import EXACT, GREEDY, PROMPT, completed_alone
+from tests.server.http.pasted import needs_curl, run_pasted
 
 
 async def test_a_completion(api: openai.AsyncOpenAI, client: jaxctx.aio.Client) -> None:
@@ -253,16 +251,10 @@ async def test_a_large_body(web: HttpClient, client: jaxctx.aio.Client) -> None:
     assert answer.json["choices"][0]["text"] == await completed_alone(client, 2, text)
 
 
-@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
+@needs_curl
 async def test_the_readmes_line_runs_as_pasted(web: HttpClient) -> None:
     (line,) = [each for each in commands() if "localhost:8000/v1/completions" in each and "x-session" not in each]
-    pasted = line.replace("localhost:8000", f"localhost:{web.port}").replace("curl ", "curl -sS --fail ")
-    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-    process = await asyncio.create_subprocess_exec(
-        "bash", "-e", "-c", pasted, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    output, error = await asyncio.wait_for(process.communicate(), 60)
-    assert (process.returncode, error) == (0, b"")
+    (output,) = await run_pasted(web, [line])
     told = json.loads(output)
     assert told["object"] == "text_completion"
     assert told["choices"][0]["text"]

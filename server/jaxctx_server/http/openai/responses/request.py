@@ -8,6 +8,7 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import written_tightly
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
 from jaxctx_server.http.errors import json_text
+from jaxctx_server.http.openai.fields import SAMPLING_FIELDS
 from jaxctx_server.http.openai.request import (
     MAX_TOP_LOGPROBS,
     check_asks_for_nothing,
@@ -51,10 +52,6 @@ OWN_FIELDS = (
     *("input", "instructions", "previous_response_id", "conversation", "store", "stream", "stream_options"),
     *("tools", "tool_choice", "parallel_tool_calls", "text", "include", "top_logprobs", "metadata", "reasoning"),
     *("truncation", "prompt_cache_options", "background", "stop", "generate"),
-)
-SAMPLING_FIELDS = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 IGNORED_FIELDS = (
     *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"),

@@ -216,6 +216,13 @@ async def test_who_leaves_leaves_nothing_behind(web: HttpClient, client: jaxctx.
     assert [each async for each in client.snapshots()] == []
 
 
+async def test_only_tokens_that_are_allowed(web: HttpClient, caplog: pytest.LogCaptureFixture) -> None:
+    fields = {"input": STORY, "max_output_tokens": 8, "ignore_eos": True, "allowed_token_ids": [97], "store": False}
+    answer = await web("POST", "/v1/responses", fields)
+    assert answer.json["output"][0]["content"][0]["text"] == "a" * 8
+    assert "not known" not in caplog.text
+
+
 async def test_a_response_that_runs_when_a_drain_begins_is_stored(api: openai.AsyncOpenAI, backend: Backend) -> None:
     """The drain waits for it: an engine that drains would not save it."""
     kinds = []
