@@ -99,6 +99,19 @@ def fits_hopper_kernel(pages: Any) -> bool:
     return head_dim in (64, 128, 256) and page_size in (16, 32, 64, 128)
 
 
+def fits_mma_kernel(pages: Any, group: int) -> bool:
+    """Whether the kernel for NVIDIA GPUs since Ampere reads pages of this layout with groups of so many query heads.
+
+    `pages`: arrays or ShapeDtypeStructs.
+    """
+    values = kv_values(pages)
+    page_size, head_dim = values.shape[2:]
+    if values.dtype not in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn):
+        return False
+    fits_page = page_size in (16, 32) or page_size % 64 == 0
+    return bool(fits_page and head_dim % 16 == 0 and head_dim <= 256 and group <= 64)
+
+
 def fits_tpu_kernel(pages: Any) -> bool:
     """Whether the TPU kernel reads pages of this layout without a copy, given as arrays or ShapeDtypeStructs."""
     values = kv_values(pages)

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 INT32 = np.dtype(np.int32)
-KernelName: TypeAlias = Literal["reference", "gpu", "tpu"]
+KernelName: TypeAlias = Literal["reference", "gpu", "mma", "tpu"]
 
 
 class TileSize(NamedTuple):
@@ -69,8 +69,9 @@ TILE_SIZES: dict[KernelName, tuple[TileSize, ...]] = {
         TileSize(128, 256),
         TileSize(256, 512),
     ),
-    # The Hopper kernel cuts the work anew. Tiles of these sizes are computed only by the reference, under a mask.
+    # Kernels of GPUs cut the work anew. Tiles of these sizes are computed only by the reference, under a mask.
     "gpu": (TileSize(1, 1024), TileSize(16, 1024), TileSize(128, 1024)),
+    "mma": (TileSize(1, 1024), TileSize(16, 1024), TileSize(128, 1024)),
     "tpu": (
         TileSize(1, 128),
         TileSize(1, 512),
