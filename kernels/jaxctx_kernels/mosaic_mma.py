@@ -124,7 +124,7 @@ def attend(
     values = kv_values(k_pages)
     kv_heads, _, page_size, _ = values.shape
     group = heads // kv_heads
-    if not fits_mma_kernel(k_pages, group):
+    if not fits_mma_kernel(k_pages) or group > SIDE:
         raise ValueError(f"no kernel for {values.dtype}, heads of {dim}, groups of {group}, pages of {page_size}")
     config = tile_config(rows, kv_heads, group)
     row = mosaic_hopper.rows_of_products(rows, config)

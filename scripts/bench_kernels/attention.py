@@ -227,7 +227,7 @@ class Attention:
         """`longest`: tokens of the longest context that metadata has capacity for; equal ones are compiled once."""
         self.batch, self._layer, self._pools = batch, layer, pools
         pages = pools[0][0].shape[1]
-        kernel = select_kernel(jax.devices()[0], pools[0][0]).name
+        kernel = select_kernel(jax.devices()[0], pools[0][0], layer.group).name
         self._shape = metadata_shape(batch.rows, layer.page_size, longest, pages, kernel)
         listed = sum(len(table) for table in sees(batch.segments, layer.page_size))  # without sharing
         most = metadata_shape(batch.rows, layer.page_size, longest, listed, kernel)

@@ -129,7 +129,13 @@ class CompiledModel:
 
     def _select_kernel(self, device: Any) -> KernelChoice:
         """What computes attention; of each device alike."""
-        choice = select_kernel(device, self.pools[0].k)
+        choice = select_kernel(
+            device,
+            self.pools[0].k,
+            self._model.kv.group,
+            rows=self._config.row_buckets()[-1],
+            max_context_tokens=self._config.max_context_tokens,
+        )
         if choice.name != "reference" and self._pools_mesh is None and len(self.replicated.device_set) > 1:
             # XLA does not split a kernel over a mesh, nor can what it reads be split where there are too few heads.
             return KernelChoice("reference", "the model's KV heads cannot be split over the devices")

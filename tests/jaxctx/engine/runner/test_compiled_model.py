@@ -71,7 +71,7 @@ def test_a_mesh_has_its_kernel_where_heads_can_be_split(
     platform: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two heads of 64 are one row of a TPU's pools: both devices have all of it, and XLA splits what it can."""
-    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_: KernelChoice("tpu"))
+    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_, **__: KernelChoice("tpu"))
     monkeypatch.setattr(
         "jaxctx.engine.runner.compiled_model.kv_pages_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], platform)
     )
