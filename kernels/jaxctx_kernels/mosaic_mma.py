@@ -1,4 +1,4 @@
-"""Attention over a work list on NVIDIA GPUs since Ampere, in Pallas Mosaic GPU: for those that `mosaic_hopper` is not for.
+"""Attention over a work list on NVIDIA GPUs since Ampere, in Pallas Mosaic GPU, where `mosaic_hopper` does not serve.
 
 It uses only what all of them have: loads and stores, and products of a warp (`mma`). The work is cut as on a Hopper,
 into units of steps of 64 tokens, and partial results are merged by the same second kernel: see `mosaic_hopper`. A unit
