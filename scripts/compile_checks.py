@@ -84,10 +84,10 @@ def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat
         device, place = chips.one, SingleDeviceSharding(chips.one)
         pages = KERNEL_TOKENS // page_size
         pool = kv_pages_struct(KV_HEADS, pages, page_size, dim, dtype, device.platform)
-        name = select_kernel(device, pool).name
-        if name == "reference":
+        choice = select_kernel(device, pool, group)
+        if choice.name == "reference":
             raise LookupError("no kernel is chosen")
-        shape = metadata_shape(rows, page_size, SIZES.max_context_tokens, pages, name)
+        shape = metadata_shape(rows, page_size, SIZES.max_context_tokens, pages, choice.name, choice.processors)
 
         def struct(size: tuple[int, ...], dtype: object) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(size, dtype, sharding=place)

@@ -25,6 +25,7 @@ class KVSpec:
     kv_heads: int
     head_dim: int
     dtype: str
+    group: int = 1  # query heads that read a KV head
 
 
 class AttentionBackend(Protocol):

@@ -17,9 +17,10 @@ from jaxtyping import Array, Bool, Float, Float32
 
 from jaxctx_kernels import reference
 from jaxctx_kernels.kv_cache import HOPPER_PAGES, TPU_PAGES, KVPages, fits_hopper_kernel, fits_tpu_kernel
-from jaxctx_kernels.metadata import AttentionMetadata, KernelName, MetadataShape
+from jaxctx_kernels.metadata import HOPPER_PROCESSORS, AttentionMetadata, KernelName, MetadataShape
 
 HOPPER = "9.0"  # the compute capability of H100, H200 and GH200, whose instructions no other GPU has
+LARGEST_GROUP = 64  # query heads of a KV head that fit into a product of the Hopper kernel
 
 
 class KernelChoice(NamedTuple):
@@ -27,13 +28,15 @@ class KernelChoice(NamedTuple):
 
     name: KernelName
     why_no_kernel: str = ""  # a clause: "it has compute capability 8.0, …"; empty on CPUs, too
+    processors: int = HOPPER_PROCESSORS  # of a GPU, see `MetadataShape`
 
 
-def select_kernel(device: Any, pages: Any) -> KernelChoice:
+def select_kernel(device: Any, pages: Any, group: int = 1) -> KernelChoice:
     """What computes attention over such pages on `device`: its own kernel if that can read them, else the reference.
 
-    `device`: of JAX, or described like one: its `platform`, and of a GPU its `compute_capability`, decide. `pages`:
-    keys (or values), as arrays or ShapeDtypeStructs.
+    `device`: of JAX, or described like one: its `platform`, and of a GPU its `compute_capability`, decide; a GPU's
+    `core_count` says how many processors it has. `pages`: keys (or values), as arrays or ShapeDtypeStructs. `group`:
+    how many query heads read a KV head.
     """
     if device.platform == "gpu":
         if device.compute_capability != HOPPER:
@@ -41,7 +44,9 @@ def select_kernel(device: Any, pages: Any) -> KernelChoice:
             return KernelChoice("reference", why)
         if not fits_hopper_kernel(pages):
             return KernelChoice("reference", f"the kernel needs {HOPPER_PAGES}")
-        return KernelChoice("gpu")
+        if group > LARGEST_GROUP:
+            return KernelChoice("reference", f"the kernel needs at most {LARGEST_GROUP} query heads for each KV head")
+        return KernelChoice("gpu", processors=getattr(device, "core_count", HOPPER_PROCESSORS))
     if device.platform == "tpu":
         if not fits_tpu_kernel(pages):
             return KernelChoice("reference", f"the kernel needs {TPU_PAGES}")

@@ -59,6 +59,21 @@ def test_where_the_hopper_kernel_cannot_read_the_pages_it_says_why() -> None:
     assert select_kernel(HOPPER, kv_pages_struct(1, 4, 16, 128, "bfloat16", "gpu")).why_no_kernel == ""
 
 
+def test_too_many_query_heads_for_a_kv_head_are_announced() -> None:
+    pages = kv_pages_struct(1, 4, 16, 128, "bfloat16", "gpu")
+    assert select_kernel(HOPPER, pages, 64).name == "gpu"
+    choice = select_kernel(HOPPER, pages, 71)
+    assert choice.name == "reference"
+    assert "at most 64 query heads" in choice.why_no_kernel
+
+
+def test_processors_are_counted_by_the_device() -> None:
+    pages = kv_pages_struct(1, 4, 16, 128, "bfloat16", "gpu")
+    pcie = SimpleNamespace(platform="gpu", compute_capability="9.0", core_count=114)
+    assert select_kernel(pcie, pages).processors == 114
+    assert select_kernel(HOPPER, pages).processors == 132  # a description that does not say
+
+
 @pytest.mark.parametrize("capability", ["8.0", "8.6", "8.9", "10.0", "12.0"])
 def test_other_gpus_have_the_reference_and_say_so(capability: str) -> None:
     """Their instructions are others: the kernel would not compile, and the server not start."""
@@ -90,4 +105,4 @@ def test_the_tpu_kernel_is_chosen_for_what_it_is_made_for(
 
 def test_a_cpu_has_the_reference() -> None:
     choice = select_kernel(jax.devices()[0], kv_pages_struct(2, 4, 16, 128, "bfloat16", "cpu"))
-    assert choice == ("reference", "")
+    assert (choice.name, choice.why_no_kernel) == ("reference", "")

@@ -129,7 +129,7 @@ class CompiledModel:
 
     def _select_kernel(self, device: Any) -> KernelChoice:
         """What computes attention; of each device alike."""
-        choice = select_kernel(device, self.pools[0].k)
+        choice = select_kernel(device, self.pools[0].k, self._model.kv.group)
         if choice.name != "reference" and self._pools_mesh is None and len(self.replicated.device_set) > 1:
             # XLA does not split a kernel over a mesh, nor can what it reads be split where there are too few heads.
             return KernelChoice("reference", "the model's KV heads cannot be split over the devices")
@@ -149,7 +149,9 @@ class CompiledModel:
 
     def _step_shape(self, rows: int, samples: int, mask_words: int = 0) -> StepShape:
         config, pages = self._config, self._config.pages + 1
-        metadata = metadata_shape(rows, config.page_size, config.max_context_tokens, pages, self.kernel.name)
+        metadata = metadata_shape(
+            rows, config.page_size, config.max_context_tokens, pages, self.kernel.name, self.kernel.processors
+        )
         return StepShape(rows, min(rows, samples), metadata, mask_words)
 
     def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:
