@@ -31,7 +31,7 @@ from jaxctx_kernels.kv_cache import (
     fits_tpu_kernel,
     kv_values,
 )
-from jaxctx_kernels.metadata import AttentionMetadata, KernelName, MetadataShape, metadata_shape
+from jaxctx_kernels.metadata import HOPPER_PROCESSORS, AttentionMetadata, KernelName, MetadataShape, metadata_shape
 
 HOPPER = "9.0"  # the compute capability of H100, H200 and GH200, whose instructions no other GPU has
 OLDEST_GPU = 8  # the first number of the compute capability of Ampere, whose instructions all later GPUs have
@@ -43,6 +43,7 @@ class KernelChoice(NamedTuple):
 
     name: KernelName
     why_no_kernel: str = ""  # a clause: "it has compute capability 8.0, …"; empty on CPUs, too
+    processors: int = HOPPER_PROCESSORS  # of a GPU, see `MetadataShape`
 
 
 def select_kernel(
@@ -50,13 +51,14 @@ def select_kernel(
 ) -> KernelChoice:
     """What computes attention over such pages on `device`: its own kernel if that can read them, else the reference.
 
-    `device`: of JAX, or described like one: its `platform`, and of a GPU its `compute_capability`, decide. `pages`:
-    keys (or values), as arrays or ShapeDtypeStructs. `group`: how many query heads read a KV head. `rows`: of the
-    largest step, and `max_context_tokens` of a context in it: a TPU's memories limit both. What is chosen never
-    refuses such arrays.
+    `device`: of JAX, or described like one: its `platform`, and of a GPU its `compute_capability`, decide; a GPU's
+    `core_count` says how many processors it has. `pages`: keys (or values), as arrays or ShapeDtypeStructs. `group`:
+    how many query heads read a KV head. `rows`: of the largest step, and `max_context_tokens` of a context in it,
+    since a TPU's scalar memory limits both. What is chosen never refuses such arrays.
     """
     if device.platform == "gpu":
-        return select_gpu_kernel(device.compute_capability, pages, group)
+        choice = select_gpu_kernel(device.compute_capability, pages, group)
+        return choice._replace(processors=getattr(device, "core_count", HOPPER_PROCESSORS))
     if device.platform == "tpu":
         return select_tpu_kernel(pages, group, rows, max_context_tokens)
     return KernelChoice("reference")

@@ -86,7 +86,6 @@ def kv_values(pages: Any) -> Any:
     return pages.values if isinstance(pages, QuantizedKV) else pages
 
 
-HOPPER_PAGES = "head_dim 64, 128 or 256, pages of 16, 32, 64 or 128 tokens, and KV of bfloat16 or 8 bits"
 MMA_PAGES = (
     "a head_dim that is a multiple of 16 up to 256, pages of 16, 32 or a multiple of 64 tokens, "
     "and KV of bfloat16 or 8 bits"

@@ -2,7 +2,7 @@
 
 It uses only what all of them have: loads and stores, and products of a warp (`mma`). The work is cut as on a Hopper,
 into units of steps of 64 tokens, and partial results are merged by the same second kernel: see `mosaic_hopper`. A unit
-is a single warpgroup that does one thing after the other; two or more of them on a processor hide each other's waiting.
+is a single warpgroup that does one thing after the other; two of them on a processor hide each other's waiting.
 
     pages of K ──registers──▶ buffer ──▶ scores = q · k ──▶ weights = 2**(scores - maximum)
     pages of V ──registers──────▶ the same buffer ───────────────────▶ output += weights · v
@@ -53,7 +53,7 @@ from jaxctx_kernels.reference import MASKED_SCORE
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
 Ref: TypeAlias = Any  # to memory of the device
 
-UNITS = 256  # of all KV heads: about two for each processor of an A100, L40S or B200
+UNITS_PER_PROCESSOR = 2  # by their registers, which are nearly all that a thread may have
 EARLY_VALUES_DIM = 128  # up to this head_dim registers hold a step's values while its scores are computed
 INT_OFFSET, INT_OFFSET_BITS = 1.5 * 2**23, 0x4B400000  # a float32 and its bits
 BY_PRODUCT = plgpu.Layout.MMA_ACC(jnp.bfloat16)  # how a warpgroup's registers hold a product
@@ -126,7 +126,7 @@ def attend(
     group = heads // kv_heads
     if not fits_mma_kernel(k_pages) or group > SIDE:
         raise ValueError(f"no kernel for {values.dtype}, heads of {dim}, groups of {group}, pages of {page_size}")
-    config = tile_config(rows, kv_heads, group)
+    config = tile_config(rows, kv_heads, group, shape.processors)
     row = mosaic_hopper.rows_of_products(rows, config)
     query = mosaic_hopper.gather_queries(q, metadata, row, kv_heads)
     visible_tokens = metadata.visible_tokens.at[row].get(mode="fill", fill_value=0)
@@ -136,10 +136,10 @@ def attend(
     return mosaic_hopper.scatter_outputs(merged[..., :dim], metadata, config, rows, heads)
 
 
-def tile_config(rows: int, kv_heads: int, group: int) -> TileConfig:
+def tile_config(rows: int, kv_heads: int, group: int, processors: int) -> TileConfig:
     """How a step of `rows` rows is cut: a tile is one product of 64 query heads, a unit does all of its steps."""
     product_rows = SIDE // group
-    units = max(1, UNITS // kv_heads)
+    units = max(1, UNITS_PER_PROCESSOR * processors // kv_heads)
     return TileConfig(group=group, rows=product_rows, parts=1, ways=1, tiles=-(-rows // product_rows), units=units)
 
 

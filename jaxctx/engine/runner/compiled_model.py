@@ -155,7 +155,9 @@ class CompiledModel:
 
     def _step_shape(self, rows: int, samples: int, mask_words: int = 0) -> StepShape:
         config, pages = self._config, self._config.pages + 1
-        metadata = metadata_shape(rows, config.page_size, config.max_context_tokens, pages, self.kernel.name)
+        metadata = metadata_shape(
+            rows, config.page_size, config.max_context_tokens, pages, self.kernel.name, self.kernel.processors
+        )
         return StepShape(rows, min(rows, samples), metadata, mask_words)
 
     def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:
