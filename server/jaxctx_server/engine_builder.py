@@ -12,6 +12,7 @@ from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, pag
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import ServedModel, open_engine, use_compilation_cache
 from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.memory_planner import MemoryPlan, compiling_for, plan_memory
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
@@ -34,13 +35,21 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
     The caller stops the engine with its `stop`. Raises StartError for what the user can correct.
     """
     with user_errors(config.model):
+        lowering_cache = None
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
+            lowering_cache = LoweringCache(config.compile_cache / "traced")
         mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
         sizes = _engine_config(config, served.model, _fitting_pages(config, served, mesh, progress))
         engine = open_engine(
-            served, sizes, mesh=mesh, store=config.store, progress=progress.compiled, compile_all=config.compile_all
+            served,
+            sizes,
+            mesh=mesh,
+            store=config.store,
+            progress=progress.compiled,
+            compile_all=config.compile_all,
+            lowering_cache=lowering_cache,
         )
         return engine, served.text
 

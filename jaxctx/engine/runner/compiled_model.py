@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import page_functions
-from jaxctx.engine.runner.step import KVCache, Pools, StepShape, make_step
+from jaxctx.engine.runner.step import KVCache, Pools, StepResult, StepShape, make_step
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import SlotState, allowed_words, load_allowed, load_slot, slot_state
 from jaxctx.model.sharding import KV_POOL_AXES, TENSOR, logical_sharding
@@ -92,7 +93,7 @@ class CompiledModel:
         match function:
             case StepShape():
                 step = jax.jit(make_step(self._model, function, self._pools_mesh), donate_argnums=(1, 2))
-                return step.lower(self.params, self.pools, self.state, self._int32(function.size))
+                return step.lower(*self._step_arguments(function))
             case StateFunction.COPY_PAGES:
                 copy = jax.jit(partial(page_functions.copy_pages, layers), donate_argnums=0)
                 return copy.lower(self.pools, self._int32(2, self.pages_per_call))
@@ -110,6 +111,40 @@ class CompiledModel:
             case StateFunction.LOAD_ALLOWED:
                 words = self._int32(self.masks_per_call, 1 + self.allowed_words)
                 return jax.jit(load_allowed, donate_argnums=0).lower(self.state, words)
+
+    @property
+    def description(self) -> str:
+        """Everything but code that decides which programs are traced for a model of `jaxctx.model`."""
+        arguments = self.params, self.pools, self.state
+        return repr((self._model, self._config, self.platform, self.kernel, arguments))
+
+    def export_step(self, shape: StepShape) -> export.Exported:
+        """Trace a step, for one device, as a program that can be kept. Its arguments and results are a flat list."""
+        step = make_step(self._model, shape, self._pools_mesh)
+        arguments, tree = jax.tree.flatten(self._step_arguments(shape))
+
+        def flat(*arguments: jax.Array) -> list[jax.Array]:
+            return jax.tree.leaves(step(*jax.tree.unflatten(tree, arguments)))
+
+        return export.export(jax.jit(flat))(*arguments)
+
+    def lower_exported(self, shape: StepShape, program: export.Exported) -> jax.stages.Lowered:
+        """What `lower` returns for the step, from a program that `export_step` made of it, maybe in another process."""
+        pools, state = len(jax.tree.leaves(self.pools)), len(self.state)
+
+        def step(*arguments: Any) -> StepResult:
+            results = program.call(*jax.tree.leaves(arguments))
+            return (
+                jax.tree.unflatten(jax.tree.structure(self.pools), results[:pools]),
+                SlotState(*results[pools : pools + state]),
+                results[pools + state],
+                results[pools + state + 1] if shape.mask_words else None,
+            )
+
+        return jax.jit(step, donate_argnums=(1, 2)).lower(*self._step_arguments(shape))
+
+    def _step_arguments(self, shape: StepShape) -> tuple[Any, ...]:
+        return self.params, self.pools, self.state, self._int32(shape.size)
 
     def _make_pools(self) -> Pools:
         """One K and one V array a layer, page 0 of each being scratch.
