@@ -21,7 +21,9 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int32
 
+from jaxctx.engine.attention import AttentionChoice
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.runner.attention_choice import kernel_of, unchecked
 from jaxctx.engine.runner.compiled_model import CompiledModel, Function, StateFunction
 from jaxctx.engine.runner.step import StepInputs, StepShape, unpack_inputs
 from jaxctx.model.interface import Model, Params
@@ -38,16 +40,27 @@ CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}  # where a CPU has such vecto
 class ModelRunner:
     """The arrays and executables of one engine."""
 
-    def __init__(self, model: Model, params: Params, config: EngineConfig, mesh: Mesh | None = None) -> None:
-        """Allocates the page arrays. `mesh`: everything is split over it, as `params` are already."""
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        config: EngineConfig,
+        mesh: Mesh | None = None,
+        attention: AttentionChoice | None = None,
+    ) -> None:
+        """Allocates the page arrays. `mesh`: everything is split over it, as `params` are already.
+
+        `attention`: what computes it; None: what suits the device, without a comparison.
+        """
         self._params = params
         self._config = config
-        self._compiled_model = CompiledModel(model, params, config, mesh or jax.devices()[0])
+        kernel = None if attention is None else kernel_of(attention)
+        self._compiled_model = CompiledModel(model, params, config, mesh or jax.devices()[0], kernel)
         described = self._compiled_model.pools, self._compiled_model.state
         self._pools, self._state = jax.tree.map(_zeros, described)
         self._neutral_sampling = row_words()
         self._compiled: dict[Function, Executable] = {}
-        self.kernel = self._compiled_model.kernel
+        self.attention = attention or unchecked(self._compiled_model)
         self.compilations_after_ready = 0  # on threads that count them
         self.shapes = self._compiled_model.shapes
         self.custom_mask_shapes = self._compiled_model.custom_mask_shapes
