@@ -14,6 +14,7 @@ remembered. Without a directory nothing ever is. What cannot be read or written 
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ class CheckMemory:
     def forget(self, key: str) -> None:
         """Remember nothing of it."""
         if self._directory is not None:
-            self.file(key).unlink(missing_ok=True)
+            with suppress(OSError):
+                self.file(key).unlink()
 
     def file(self, key: str) -> Path:
         """The file of a key. Raises ValueError without a directory."""
@@ -74,12 +76,10 @@ class CheckMemory:
         if self._directory is None:
             return
         unfinished = self.file(key).with_suffix(f".{os.getpid()}")
-        try:
+        with suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             unfinished.write_text(json.dumps(fields) + "\n", "utf-8")
             unfinished.replace(self.file(key))
-        except OSError:
-            unfinished.unlink(missing_ok=True)
 
 
 def key_of(program: CompiledModel) -> str:

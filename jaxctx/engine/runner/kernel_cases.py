@@ -147,14 +147,16 @@ def make_queries(rng: Generator, batch: Batch, k: Array, rows: int, heads: int) 
     """float32 `[rows, heads, head_dim]`, which bfloat16 holds exactly; NaN in rows of padding. `k`: as in `Numbers`."""
     kv_heads, _, page_size, dim = k.shape
     by_slot = k.reshape(kv_heads, -1, dim)
+    by_slot = by_slot / np.square(by_slot).mean(2, keepdims=True)  # long keys do not weigh more than short ones
     queries = np.full((rows, heads, dim), np.nan, np.float32)
     head = np.arange(heads) // (heads // kv_heads)
     for s in batch.segments:
         tokens = np.arange(s.position + s.rows)
         slot_of = s.pages[tokens // page_size] * page_size + tokens % page_size
         last = tokens[s.position :, None]
-        needle = rng.integers(0, last + 1, (s.rows, heads))
-        looked_for = by_slot[head, slot_of[last]] + by_slot[head, slot_of[needle]]
+        needle = rng.integers(0, np.maximum(last, 1), (s.rows, heads))
+        looked_for = by_slot[head, slot_of[last]]
+        looked_for += np.where(last[..., None] > 0, by_slot[head, slot_of[needle]], 0)  # no other before the first
         looked_for[:-1] += by_slot[head, slot_of[last[1:]]]  # there is none behind the sequence's last
         queries[s.first_row : s.first_row + s.rows] = looked_for * (NEEDLE_SCORE / dim**0.5)
     rounded: Array = queries.astype(jnp.bfloat16).astype(np.float32)

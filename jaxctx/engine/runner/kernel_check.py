@@ -136,10 +136,10 @@ def tolerance_of(kv_dtype: str) -> Tolerance:
     are exact in float32; what differs are the weights, each of which is wrong by a factor of up to 1 ± e: half a unit
     in the last place of bfloat16, 2**-9, where weights are narrowed before they meet the values. (The reference's
     cheaper exponential is within 2**-13; sums in another order are far below that.) In float32, e is what products in
-    several passes of bfloat16 keep of scores up to 20: 2**-16. The sum that they are divided by is wrong as much, so one
-    implementation is off by 2e times the largest value, and two differ by 4e times it. Values are normal: of those that
-    a case has the largest is 5, and their absolute mean 0.8. Errors of many weights cancel; the mean over all outputs
-    may be half as far off, 2e times 0.8, which finds what is wrong everywhere by a little.
+    several passes of bfloat16 keep of scores up to 20: 2**-16. The sum that they are divided by is wrong as much, so
+    one implementation is off by 2e times the largest value, and two differ by 4e times it. Values are normal: of those
+    that a case has the largest is 5, and their absolute mean 0.8. Errors of many weights cancel; the mean over all
+    outputs may be half as far off, 2e times 0.8, which finds what is wrong everywhere by a little.
     """
     error = WEIGHT_ERROR.get(kv_dtype, WEIGHT_ERROR_BFLOAT16)
     return Tolerance(largest=4 * error * 5, mean=2 * error * 0.8)
