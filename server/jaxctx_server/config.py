@@ -264,7 +264,7 @@ class CheckConfig(ServeConfig):
     not read. The exit status is 6 if something differs, does not compile or crashes.
     """
 
-    json: None | str = None
+    json: Annotated[None | str, Parameter(allow_leading_hyphen=True)] = None
     """Write the report to this file, to attach to an issue; -: to standard output, and the table to standard error."""
 
 
