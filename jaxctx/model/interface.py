@@ -58,6 +58,10 @@ class Model(Protocol):
         """Tokens, where it is a window that limits `max_positions`, and not what the model was made for."""
 
     @property
+    def heads(self) -> int:
+        """Query heads of a layer: a multiple of the KV heads."""
+
+    @property
     def kv(self) -> KVSpec: ...
 
     def hidden(self, params: Params, tokens: jax.Array, positions: jax.Array, kv: AttentionBackend) -> jax.Array:

@@ -55,8 +55,18 @@ class CompiledModel:
     attention.
     """
 
-    def __init__(self, model: Model, params: Params, config: EngineConfig, place: Mesh | jax.Device) -> None:
-        """`params` may be arrays or ShapeDtypeStructs; only their shapes, types and, under a mesh, places are kept."""
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        config: EngineConfig,
+        place: Mesh | jax.Device,
+        kernel: KernelChoice | None = None,
+    ) -> None:
+        """`params` may be arrays or ShapeDtypeStructs; only their shapes, types and, under a mesh, places are kept.
+
+        `kernel`: what is to compute attention; None: what suits the device and the pages.
+        """
         self._model, self._config = model, config
         self._mesh = place if isinstance(place, Mesh) else None
         self.replicated: Sharding = (
@@ -69,7 +79,7 @@ class CompiledModel:
         self.pools = self._make_pools()
         pools_are_split = jax.tree.leaves(self.pools)[0].sharding != self.replicated
         self._pools_mesh = self._mesh if pools_are_split else None
-        self.kernel = self._select_kernel(device)
+        self.kernel = kernel or self._select_kernel(device)
         state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
         self.state: SlotState = jax.tree.map(lambda array: self._struct(array.shape, array.dtype), state)
         self.shapes = self._step_shapes()
@@ -85,6 +95,21 @@ class CompiledModel:
         self.page = page_functions.page_struct(model.kv.layers, self.pools)
         self.host_sharding = page_functions.host_sharding(self.page.sharding)
         """Where pages lie that left the device."""
+
+    @property
+    def model(self) -> Model:
+        """The model, without its parameters."""
+        return self._model
+
+    @property
+    def config(self) -> EngineConfig:
+        """The sizes of the engine."""
+        return self._config
+
+    @property
+    def pools_mesh(self) -> Mesh | None:
+        """The mesh that the pools are split over by their KV heads; None: they are whole on every device."""
+        return self._pools_mesh
 
     def lower(self, function: Function) -> jax.stages.Lowered:
         """Trace a function, with the arrays that it updates donated."""
