@@ -36,7 +36,7 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
     with user_errors(config.model):
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
-        mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
+        mesh = make_mesh(read_config(config.model or BUNDLED), tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
         sizes = _engine_config(config, served.model, _fitting_pages(config, served, mesh, progress))
         engine = open_engine(
