@@ -54,9 +54,7 @@ def open_engine(
     the URL of a store for durable snapshots (None: there are none); `progress` is called after each function that is
     compiled before the engine is ready. `lowering_cache` spares a CPU tracing the steps anew.
     """
-    runner = ModelRunner(
-        served.model, served.params, config, mesh, attention=attention, lowering_cache=lowering_cache
-    )
+    runner = ModelRunner(served.model, served.params, config, mesh, attention=attention, lowering_cache=lowering_cache)
     if compile_all:
         runner.compile(progress)
     else:

@@ -47,10 +47,6 @@ class DecoderModel:
         return self.config.max_positions
 
     @property
-    def heads(self) -> int:
-        return self.config.heads
-
-    @property
     def attention_window(self) -> int | None:
         return None if self.config.declared_positions is None else self.config.max_positions
 

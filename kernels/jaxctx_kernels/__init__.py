@@ -28,6 +28,7 @@ from jaxctx_kernels.dispatch import select_kernel as select_kernel
 from jaxctx_kernels.kv_cache import KVPages as KVPages
 from jaxctx_kernels.kv_cache import QuantizedKV as QuantizedKV
 from jaxctx_kernels.kv_cache import copy_pages as copy_pages
+from jaxctx_kernels.kv_cache import heads_side_by_side as heads_side_by_side
 from jaxctx_kernels.kv_cache import kv_pages_struct as kv_pages_struct
 from jaxctx_kernels.kv_cache import kv_values as kv_values
 from jaxctx_kernels.kv_cache import read_pages as read_pages

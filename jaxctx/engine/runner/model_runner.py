@@ -29,6 +29,7 @@ from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.step import StepInputs, StepShape, unpack_inputs
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import row_words, slot_words
+from jaxctx.model.sharding import put
 
 Executable = Callable[..., Any]
 CompileProgress = Callable[[str, int, int], None]
@@ -78,7 +79,7 @@ class ModelRunner:
         self.page_bytes = page.size * self.page_dtype.itemsize  # on all devices together
         self._host_sharding = self._compiled_model.host_sharding
         self._has_host_memory = self._host_sharding is not page.sharding  # that the device reaches by itself
-        self._padding_page = jax.device_put(np.zeros(self.page_shape, self.page_dtype), self._host_sharding)
+        self._padding_page = put(np.zeros(self.page_shape, self.page_dtype), self._host_sharding)
 
     def compile(self, progress: CompileProgress | None = None, threads: int | None = None) -> None:
         """Compile every step shape, page moves and slot loads, then run each once on scratch data."""
@@ -221,8 +222,7 @@ class ModelRunner:
         Any thread may call this, so that the step thread need not copy the bytes.
         """
         array = np.frombuffer(data, self.page_dtype).reshape(self.page_shape)
-        page: jax.Array = jax.device_put(array, self._host_sharding)
-        return page
+        return put(array, self._host_sharding)
 
     def load_pages(self, pages: Sequence[int], data: Sequence[jax.Array | np.ndarray]) -> None:
         """Put `data`, arrays of `save_pages` or `page_shape` in numpy, into the pages before all later steps.
@@ -230,7 +230,7 @@ class ModelRunner:
         numpy arrays must not be written to afterwards.
         """
         for start, ids in self._page_id_calls(pages):
-            arrays = [jax.device_put(page, self._host_sharding) for page in data[start : start + len(ids)]]
+            arrays = [put(page, self._host_sharding) for page in data[start : start + len(ids)]]
             arrays += [self._padding_page] * (len(ids) - len(arrays))
             self._pools = self._compiled[StateFunction.LOAD_PAGES](self._pools, ids, tuple(arrays))
 
@@ -265,8 +265,7 @@ class ModelRunner:
             yield start, self._put(padded)
 
     def _put(self, array: np.ndarray) -> jax.Array:
-        placed: jax.Array = jax.device_put(array, self._compiled_model.replicated)
-        return placed
+        return put(array, self._compiled_model.replicated)
 
     @contextmanager
     def count_compilations(self) -> Iterator[None]:

@@ -153,6 +153,6 @@ def test_split_models_are_traced_at_every_start(tmp_path: Path) -> None:
     from jaxctx.model.sharding import make_mesh
 
     model, params = init_random(TINY, seed=3, dtype="float32")
-    runner = ModelRunner(model, params, CONFIG, make_mesh(tensor=1), lowering_cache=LoweringCache(tmp_path))
+    runner = ModelRunner(model, params, CONFIG, make_mesh(TINY, tensor=1), lowering_cache=LoweringCache(tmp_path))
     runner._lower(runner.shapes[0])
     assert entries(tmp_path) == set()
