@@ -71,6 +71,7 @@ def time_kernels(program: CompiledModel, amount: Amount | None = None) -> Sequen
     `amount` None: what suits the platform. Raises what compilers and the device raise.
     """
     amount = amount or (CPU if program.platform == "cpu" else ACCELERATOR)
+    spec = program.model.kv
     devices = 1 if program.mesh is None else program.mesh.size
     works = ceilings(amount.copy_bytes, amount.product_size)
     _, pages = make_pages(program)
@@ -85,11 +86,7 @@ def time_kernels(program: CompiledModel, amount: Amount | None = None) -> Sequen
                 name,
                 TimedAttention(program, shape, cache, segments),
                 read_bytes=sum(len(s.pages) for s in segments) * page_bytes / devices,
-                flops=sum(pairs(s) for s in segments)
-                * 4
-                * program.model.kv.heads
-                * program.model.kv.head_dim
-                / devices,
+                flops=sum(pairs(s) for s in segments) * 4 * spec.heads * spec.head_dim / devices,
             )
         )
     seconds = measure(works, ROUNDS, amount.least_s)
