@@ -9,7 +9,8 @@ code than there, is not in the baseline, or if a step does not update the pages 
 found instead, for the targets and names that were run; say in the commit why it grew.
 
 Of some kernels for H200 the machine code is read, too: over 2 % more instructions or barriers in its loops fail, and
-any copy or spilled register more. That takes NVIDIA's assembler and disassembler (nvidia-cuda-nvcc, nvidia-cuda-nvdisasm).
+any copy or spilled register more. That takes NVIDIA's assembler and disassembler (nvidia-cuda-nvcc and
+nvidia-cuda-nvdisasm).
 
 Another compiler may take other amounts, so the baseline names the versions, and under others nothing is compared. Needs
 the extras tpu and cuda13, or at least libtpu, jax-cuda13-plugin and jax-cuda13-pjrt of JAX's version.

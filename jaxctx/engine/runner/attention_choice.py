@@ -29,14 +29,14 @@ def wanted_kernel(mode: AttentionMode) -> KernelChoice | None:
     return KernelChoice("reference") if mode == "reference" else None
 
 
-def kernel_of(choice: AttentionChoice) -> KernelChoice:
-    """What a `CompiledModel` is to be told of a choice."""
-    return KernelChoice(choice.implementation, choice.why_no_kernel)
+def kernel_of(choice: AttentionChoice) -> KernelChoice | None:
+    """What a `CompiledModel` is to be told of a choice: the reference, or nothing, which lets it choose as before."""
+    return KernelChoice("reference", choice.why_no_kernel) if choice.implementation == "reference" else None
 
 
 def unchecked(program: CompiledModel) -> AttentionChoice:
     """What suits the device of `program`, as it chose itself: a kernel that nobody compared, or the reference."""
-    name, why = program.kernel
+    name, why = program.kernel.name, program.kernel.why_no_kernel
     if name != "reference":
         return AttentionChoice(name, AttentionReason.UNCHECKED)
     return AttentionChoice(name, AttentionReason.NO_KERNEL if why else AttentionReason.PLATFORM, why)
