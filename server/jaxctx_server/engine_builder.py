@@ -150,7 +150,7 @@ def _attention(config: ServeConfig, served: ServedModel, mesh: Mesh | None) -> A
 
 
 def _fitting_pages(
-    config: ServeConfig, served: ServedModel, mesh: Mesh | None, kernel: KernelChoice | None, progress: Progress
+    config: ServeConfig, served: ServedModel, mesh: Mesh | None, kernel: KernelChoice, progress: Progress
 ) -> int:
     """How many pages fit; 0 if the configuration sets the number of pages."""
     if config.kv_tokens is not None:

@@ -29,9 +29,9 @@ def wanted_kernel(mode: AttentionMode) -> KernelChoice | None:
     return KernelChoice("reference") if mode == "reference" else None
 
 
-def kernel_of(choice: AttentionChoice) -> KernelChoice | None:
-    """What a `CompiledModel` is to be told of a choice: the reference, or nothing, which lets it choose as before."""
-    return KernelChoice("reference", choice.why_no_kernel) if choice.implementation == "reference" else None
+def kernel_of(choice: AttentionChoice) -> KernelChoice:
+    """What a `CompiledModel` is to be told of a choice."""
+    return KernelChoice(choice.implementation, choice.why_no_kernel)
 
 
 def unchecked(program: CompiledModel) -> AttentionChoice:

@@ -77,7 +77,8 @@ class CompiledModel:
         self.platform: str = device.platform
         self.params = jax.tree.map(self._param_struct, params)
         self.pools = self._make_pools()
-        self.kernel = kernel or self._select_kernel(device)
+        suited = self._select_kernel(device)
+        self.kernel = suited if kernel is None else kernel._replace(processors=suited.processors)
         state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
         self.state: SlotState = jax.tree.map(lambda array: self._struct(array.shape, array.dtype), state)
         self.shapes = self._step_shapes()

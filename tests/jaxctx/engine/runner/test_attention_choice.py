@@ -95,7 +95,7 @@ def test_a_kernel_that_is_equal_serves(comparison: Comparison, mode: AttentionMo
     choice = choose_attention(program(HAS_KERNEL), mode, NOWHERE)
     assert (choice.implementation, choice.reason, choice.why_no_kernel) == ("tpu", AttentionReason.CHECKED, "")
     assert choice.describe().startswith("tpu kernel, equal to the reference on this device in 1 cases (largest diff")
-    assert kernel_of(choice) is None  # the device has it, with its processors
+    assert kernel_of(choice) == KernelChoice("tpu")
 
 
 @pytest.mark.parametrize(
