@@ -9,7 +9,7 @@ is a single warpgroup that does one thing after the other; two of them on a proc
 
 Pages go through registers into shared memory, since no asynchronous copy is the same on all of these GPUs. There values
 of 8 bits are widened to bfloat16, so that both products are the same for all pages; float8 by its bits, as Ampere has
-no instruction for it. A unit takes 72 KB of shared memory or less, where the smallest of these GPUs gives 99.
+no instruction for it. A unit takes 74 KB of shared memory or less, where the smallest of these GPUs gives 99.
 
 Heads are never mixed: under a mesh call this in `shard_map`, queries and pages split over heads, the metadata on all.
 
