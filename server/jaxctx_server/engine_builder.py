@@ -12,13 +12,15 @@ from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, pag
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import ServedModel, open_engine, use_compilation_cache
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.memory_planner import MemoryPlan, compiling_for, plan_memory
+from jaxctx.engine.runner.memory_planner import TARGETS, MemoryPlan, compiling_for, compiling_for_target, plan_memory
+from jaxctx.engine.runner.mesh_plan import MeshPlan, plan_mesh
+from jaxctx.engine.runner.mesh_targets import mesh_target
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
-from jaxctx.model.config import SHAPES, CheckpointError
-from jaxctx.model.functional import abstract
+from jaxctx.model.config import SHAPES, CheckpointError, ModelConfig
+from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sharding import make_mesh
+from jaxctx.model.sharding import GROUP, make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config
 from jaxctx_server.config import PlanConfig, ServeConfig
@@ -45,16 +47,53 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
         return engine, served.text
 
 
-def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
-    """The memory that a server with these settings takes on one chip of the target. Raises as `build_engine`."""
-    with user_errors(config.model), compiling_for(config.target) as (devices, memory):
+def plan(config: PlanConfig, progress: Progress) -> MemoryPlan | MeshPlan:
+    """The memory that a server with these settings takes on the target. Raises as `build_engine`."""
+    with user_errors(config.model):
+        return _plan_one_chip(config, progress) if config.target in ("here", *TARGETS) else _plan_mesh(config, progress)
+
+
+def _plan_one_chip(config: PlanConfig, progress: Progress) -> MemoryPlan:
+    with compiling_for(config.target) as (devices, memory):
         if config.tensor > 1:
-            raise InvalidArgument.field("tensor", "a plan is for one chip")
-        path = Path(config.model or BUNDLED)
-        shape = read_config(path if path.exists() else SHAPES / path)
-        dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
-        stored = "float32" if shape.dtype == "float32" else "bfloat16"
-        return _measure(config, *abstract(shape, dtype or stored, kv_dtype=kv_dtype), devices[0], memory, progress)
+            raise InvalidArgument.field(
+                "tensor", "a plan is for one chip, unless --target names several, as 8xh100 does"
+            )
+        return _measure(config, *_described(config, _shape(config)), devices[0], memory, progress)
+
+
+def _plan_mesh(config: PlanConfig, progress: Progress) -> MeshPlan:
+    """The plan for all chips of the target."""
+    machine = mesh_target(config.target)
+    with compiling_for_target(machine.name, machine.target) as devices:
+        if config.tensor not in (1, len(devices)):
+            raise InvalidArgument.field("tensor", f"{machine.name} has {len(devices)} devices: leave it out")
+        shape = _shape(config)
+        mesh = make_mesh(shape, tensor=len(devices), devices=devices)
+        model, params = _described(config, shape)
+        share = config.memory_fraction or ACCELERATOR_SHARE
+        return plan_mesh(
+            lambda layers: _described(config, replace(shape, layers=layers)),
+            shape.layers,
+            _sizes_to_measure(config, model, params, mesh, machine.target.memory),
+            mesh,
+            machine.target.memory,
+            share,
+            progress.compiled,
+        )
+
+
+def _shape(config: PlanConfig) -> ModelConfig:
+    """The configuration of the model, or of the built-in shape of this name."""
+    path = Path(config.model or BUNDLED)
+    return read_config(path if path.exists() else SHAPES / path)
+
+
+def _described(config: PlanConfig, shape: ModelConfig) -> tuple[DecoderModel, FlatParams]:
+    """A model without weights, in the types of the settings."""
+    dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
+    stored = "float32" if shape.dtype == "float32" else "bfloat16"
+    return abstract(shape, dtype or stored, kv_dtype=kv_dtype)
 
 
 @contextmanager
@@ -108,13 +147,22 @@ def _fitting_pages(config: ServeConfig, served: ServedModel, mesh: Mesh | None, 
 def _measure(
     config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, memory: int, progress: Progress
 ) -> MemoryPlan:
-    """The plan for chips of `memory` bytes each, measured with half of the pages that could fit at most."""
-    free = memory * config.tensor - sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params))
-    least = -(-(config.max_context_tokens or 0) // config.page_size)  # so that the plan says how much is missing
-    sizes = _engine_config(config, model, max(least, free // page_bytes(model.kv, config.page_size)))
-    program = CompiledModel(model, params, replace(sizes, pages=-(-sizes.pages // 2), moving_pages=16), place)
+    """The plan for chips of `memory` bytes each."""
+    program = CompiledModel(model, params, _sizes_to_measure(config, model, params, place, memory), place)
     share = config.memory_fraction or (CPU_SHARE if program.platform == "cpu" else ACCELERATOR_SHARE)
     return plan_memory(program, memory, share, progress.compiled)
+
+
+def _sizes_to_measure(
+    config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, memory: int
+) -> EngineConfig:
+    """Sizes with half of the pages that could fit at most into chips of `memory` bytes each."""
+    chips, holders = (place.size, place.shape[GROUP]) if isinstance(place, Mesh) else (1, 1)  # holders: of each page
+    free = memory * chips - sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params))
+    least = -(-(config.max_context_tokens or 0) // config.page_size)  # so that the plan says how much is missing
+    fitting = free // (holders * page_bytes(model.kv, config.page_size))
+    sizes = _engine_config(config, model, max(least, fitting))
+    return replace(sizes, pages=-(-sizes.pages // 2), moving_pages=16)
 
 
 def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineConfig:
