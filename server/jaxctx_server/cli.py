@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -211,16 +211,18 @@ def compile_ahead(config: "CompileConfig") -> int:
 
 def plan(config: "PlanConfig") -> int:
     """Print what fits; the status says whether anything does, or --kv-tokens."""
+    from jaxctx.engine.runner.mesh_plan import MeshPlan
     from jaxctx_server import engine_builder
+    from jaxctx_server.plan_lines import plan_lines
     from jaxctx_server.progress import progress_shown
 
     with progress_shown(sys.stderr) as progress:
         found = engine_builder.plan(config, progress)
     print(f"{config.model or 'bundled'} on {config.target}")
-    for name, value in asdict(found).items():
-        amount = f"{value / 2**20:14,.1f} MiB" if name.endswith("_bytes") else f"{value:14,}"
-        print(f"  {name.removesuffix('_bytes').replace('_', ' '):<16} {amount}")
-    return OK if found.tokens >= max(1, config.kv_tokens or 1) else MODEL
+    for line in plan_lines(found):
+        print(line)
+    memory = found.memory if isinstance(found, MeshPlan) else found
+    return OK if memory.tokens >= max(1, config.kv_tokens or 1) else MODEL
 
 
 def check(config: "CheckConfig") -> int:

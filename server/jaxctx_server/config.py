@@ -100,7 +100,7 @@ class ServeConfig:
     twice the tokens of bfloat16. Take int8: float8_e4m3fn changes log probabilities 3 to 7 times as much, in as much
     memory."""
     tensor: Annotated[int, within(1, 1024)] = 1
-    """Devices to split the model over."""
+    """Devices to split the model over; there may be more than KV heads."""
 
     attention: Literal["auto", "kernel", "reference"] = "auto"
     """What computes attention. auto: the kernel for this device, if there is one and a comparison at start finds it
@@ -248,12 +248,14 @@ class CompileConfig(ServeConfig):
 class PlanConfig(ServeConfig):
     """Show how much of a chip's memory a server with these settings takes, and what fits, without the chip or weights.
 
-    MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b or qwen3-0.6b.
+    MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b, llama-3.1-70b or
+    qwen3-0.6b.
     """
 
-    target: Literal["here", "v5e", "v5p", "v6e", "v7x", "h200"] = "here"
-    """The chip: of this machine, or a TPU v5e, v5p, v6e, v7x (half of one, which is a device) or NVIDIA H200 that need
-    not be there. Their compilers come with pip install 'jaxctx[tpu]' and 'jaxctx[cuda13]'."""
+    target: str = "here"
+    """The chip: of this machine (here), or a TPU v5e, v5p, v6e, v7x (half of one, which is a device) or NVIDIA H200
+    (h200) that need not be there. Or several that the model is split over: 8xh100, 4xh200, v5e-16, v6e-64, v5p-16.
+    Their compilers come with pip install 'jaxctx[tpu]' and 'jaxctx[cuda13]'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

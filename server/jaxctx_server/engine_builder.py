@@ -19,13 +19,15 @@ from jaxctx.engine.runner.kernel_check import OnCase, check_kernels
 from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
 from jaxctx.engine.runner.kernel_timing import time_kernels
 from jaxctx.engine.runner.lowering_cache import LoweringCache
-from jaxctx.engine.runner.memory_planner import MemoryPlan, compiling_for, plan_memory
+from jaxctx.engine.runner.memory_planner import TARGETS, MemoryPlan, compiling_for, compiling_for_target, plan_memory
+from jaxctx.engine.runner.mesh_plan import MeshPlan, plan_mesh
+from jaxctx.engine.runner.mesh_targets import mesh_target
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
-from jaxctx.model.config import SHAPES, CheckpointError
+from jaxctx.model.config import SHAPES, CheckpointError, ModelConfig
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sharding import logical_sharding, make_mesh
+from jaxctx.model.sharding import GROUP, logical_sharding, make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config
 from jaxctx_kernels import KernelChoice
@@ -63,13 +65,41 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
         return engine, served.text
 
 
-def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
-    """The memory that a server with these settings takes on one chip of the target. Raises as `build_engine`."""
-    with user_errors(config.model), compiling_for(config.target) as (devices, memory):
+def plan(config: PlanConfig, progress: Progress) -> MemoryPlan | MeshPlan:
+    """The memory that a server with these settings takes on the target. Raises as `build_engine`."""
+    with user_errors(config.model):
+        return _plan_one_chip(config, progress) if config.target in ("here", *TARGETS) else _plan_mesh(config, progress)
+
+
+def _plan_one_chip(config: PlanConfig, progress: Progress) -> MemoryPlan:
+    with compiling_for(config.target) as (devices, memory):
         if config.tensor > 1:
-            raise InvalidArgument.field("tensor", "a plan is for one chip")
+            raise InvalidArgument.field(
+                "tensor", "a plan is for one chip, unless --target names several, as 8xh100 does"
+            )
         kernel = wanted_kernel(config.attention)
-        return _measure(config, *_model_without_weights(config), devices[0], memory, kernel, progress)
+        return _measure(config, *_described(config, _shape(config)), devices[0], memory, kernel, progress)
+
+
+def _plan_mesh(config: PlanConfig, progress: Progress) -> MeshPlan:
+    """The plan for all chips of the target."""
+    machine = mesh_target(config.target)
+    with compiling_for_target(machine.name, machine.target) as devices:
+        if config.tensor not in (1, len(devices)):
+            raise InvalidArgument.field("tensor", f"{machine.name} has {len(devices)} devices: leave it out")
+        shape = _shape(config)
+        mesh = make_mesh(shape, tensor=len(devices), devices=devices)
+        model, params = _described(config, shape)
+        share = config.memory_fraction or ACCELERATOR_SHARE
+        return plan_mesh(
+            lambda layers: _described(config, replace(shape, layers=layers)),
+            shape.layers,
+            _sizes_to_measure(config, model, params, mesh, machine.target.memory),
+            mesh,
+            machine.target.memory,
+            share,
+            progress.compiled,
+        )
 
 
 def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
@@ -80,7 +110,7 @@ def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
     with user_errors(config.model):
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
-        model, params = _model_without_weights(config)
+        model, params = _described(config, _shape(config))
         mesh = make_mesh(model.config, tensor=config.tensor) if config.tensor > 1 else None
         if mesh is not None:
             places = [logical_sharding(mesh, spec.axes) for spec in model.specs]
@@ -95,10 +125,14 @@ def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
         return replace(report, timings=time_kernels(program))
 
 
-def _model_without_weights(config: ServeConfig) -> tuple[DecoderModel, FlatParams]:
-    """The model of a directory that needs nothing but config.json, or a built-in shape; with ShapeDtypeStructs."""
+def _shape(config: ServeConfig) -> ModelConfig:
+    """The configuration of the model, or of the built-in shape of this name."""
     path = Path(config.model or BUNDLED)
-    shape = read_config(path if path.exists() else SHAPES / path)
+    return read_config(path if path.exists() else SHAPES / path)
+
+
+def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, FlatParams]:
+    """A model without weights, in the types of the settings."""
     dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
     stored = "float32" if shape.dtype == "float32" else "bfloat16"
     return abstract(shape, dtype or stored, kv_dtype=kv_dtype)
@@ -166,15 +200,8 @@ def _largest_program(
 ) -> CompiledModel:
     """What an engine on this machine would run if all memory but that of the weights were pages."""
     with compiling_for("here") as (devices, memory):
-        sizes = _largest_sizes(config, model, params, memory)
-        return CompiledModel(model, params, sizes, mesh or devices[0], kernel)
-
-
-def _largest_sizes(config: ServeConfig, model: Model, params: Params, memory: int) -> EngineConfig:
-    """The configuration with as many pages as chips of `memory` bytes each hold beside the weights, at most."""
-    free = memory * config.tensor - sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params))
-    least = -(-(config.max_context_tokens or 0) // config.page_size)  # so that the plan says how much is missing
-    return _engine_config(config, model, max(least, free // page_bytes(model.kv, config.page_size)))
+        place = mesh or devices[0]
+        return CompiledModel(model, params, _largest_sizes(config, model, params, place, memory), place, kernel)
 
 
 def _measure(
@@ -186,16 +213,30 @@ def _measure(
     kernel: KernelChoice | None,
     progress: Progress,
 ) -> MemoryPlan:
-    """The plan for chips of `memory` bytes each, measured with half of the pages that could fit at most.
-
-    `kernel`: what computes attention; None: what suits the chips.
-    """
-    sizes = _largest_sizes(config, model, params, memory)
-    sizes = replace(sizes, pages=-(-sizes.pages // 2), moving_pages=16)
-    program = CompiledModel(model, params, sizes, place, kernel)
+    """The plan for chips of `memory` bytes each. `kernel`: what computes attention; None: what suits the chips."""
+    program = CompiledModel(model, params, _sizes_to_measure(config, model, params, place, memory), place, kernel)
     require_kernel(program, config.attention)
     share = config.memory_fraction or (CPU_SHARE if program.platform == "cpu" else ACCELERATOR_SHARE)
     return plan_memory(program, memory, share, progress.compiled)
+
+
+def _sizes_to_measure(
+    config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, memory: int
+) -> EngineConfig:
+    """Sizes with half of the pages that could fit at most into chips of `memory` bytes each."""
+    sizes = _largest_sizes(config, model, params, place, memory)
+    return replace(sizes, pages=-(-sizes.pages // 2), moving_pages=16)
+
+
+def _largest_sizes(
+    config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, memory: int
+) -> EngineConfig:
+    """Sizes with as many pages as chips of `memory` bytes each hold beside the weights, at most."""
+    chips, holders = (place.size, place.shape[GROUP]) if isinstance(place, Mesh) else (1, 1)  # holders: of each page
+    free = memory * chips - sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params))
+    least = -(-(config.max_context_tokens or 0) // config.page_size)  # so that the plan says how much is missing
+    fitting = free // (holders * page_bytes(model.kv, config.page_size))
+    return _engine_config(config, model, max(least, fitting))
 
 
 def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineConfig:
