@@ -59,7 +59,6 @@ class EchoModel:
     max_positions: int = 1 << 20
     vocab_size: int = VOCAB_SIZE
     attention_window: int | None = None
-    heads: int = 1
 
     @property
     def kv(self) -> KVSpec:

@@ -26,7 +26,7 @@ Kernel = Callable[..., jax.Array]
 def plant_kernel(kernel: Kernel) -> Iterator[None]:
     """Within, `kernel` is what a CPU has for attention without masks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled_model, "select_kernel", lambda *_: KernelChoice("tpu"))
+        patch.setattr(compiled_model, "select_kernel", lambda *_, **__: KernelChoice("tpu"))
         patch.setattr(pallas_tpu, "attend", kernel)
         dispatch.attend.clear_cache()  # of traces with another kernel
         yield

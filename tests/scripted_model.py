@@ -121,7 +121,6 @@ class ScriptedModel:
     past: Past
     max_positions: int = 8192
     attention_window: int | None = None
-    heads: int = 1
     kv: KVSpec = field(default=KVSpec(layers=1, kv_heads=1, head_dim=1, dtype="uint32"))
 
     @property

@@ -13,6 +13,7 @@ from jaxctx.engine.attention import AttentionChoice
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.model_runner import CompileProgress, ModelRunner
 from jaxctx.model.interface import KVSpec, Model, Params
 from jaxctx.model.text import ModelText
@@ -43,6 +44,7 @@ def open_engine(
     store: str | None = None,
     progress: CompileProgress | None = None,
     compile_all: bool = False,
+    lowering_cache: LoweringCache | None = None,
 ) -> LocalEngine:
     """Allocate the KV array, compile, start the step thread. Returns when ready to serve.
 
@@ -50,9 +52,9 @@ def open_engine(
     the smaller ones while it serves. With `compile_all` nothing is left for later. `mesh`: the model is split over it.
     `attention`: what computes it, see `choose_attention`; None: what suits the device, without a comparison. `store` is
     the URL of a store for durable snapshots (None: there are none); `progress` is called after each function that is
-    compiled before the engine is ready.
+    compiled before the engine is ready. `lowering_cache` spares a CPU tracing the steps anew.
     """
-    runner = ModelRunner(served.model, served.params, config, mesh, attention)
+    runner = ModelRunner(served.model, served.params, config, mesh, attention=attention, lowering_cache=lowering_cache)
     if compile_all:
         runner.compile(progress)
     else:

@@ -47,10 +47,6 @@ class DecoderModel:
         return self.config.max_positions
 
     @property
-    def heads(self) -> int:
-        return self.config.heads
-
-    @property
     def attention_window(self) -> int | None:
         return None if self.config.declared_positions is None else self.config.max_positions
 
@@ -77,7 +73,9 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
         return nnx.merge(graph, jax.tree.unflatten(leaf_tree, params))
 
     dtype = str(jnp.dtype(leaves[0].dtype))
-    kv = KVSpec(decoder.config.layers, decoder.config.kv_heads, decoder.config.head_dim, kv_dtype or dtype)
+    config = decoder.config
+    group = config.heads // config.kv_heads
+    kv = KVSpec(config.layers, config.kv_heads, config.head_dim, kv_dtype or dtype, group)
     return DecoderModel(decoder.config, dtype, kv, specs, merge), tuple(leaves)
 
 

@@ -18,13 +18,14 @@ from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.kernel_check import OnCase, check_kernels
 from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
 from jaxctx.engine.runner.kernel_timing import time_kernels
+from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.memory_planner import MemoryPlan, compiling_for, plan_memory
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.config import SHAPES, CheckpointError
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sharding import check_divisible, logical_sharding, make_mesh
+from jaxctx.model.sharding import logical_sharding, make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config
 from jaxctx_kernels import KernelChoice
@@ -41,9 +42,11 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
     The caller stops the engine with its `stop`. Raises StartError for what the user can correct.
     """
     with user_errors(config.model):
+        lowering_cache = None
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
-        mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
+            lowering_cache = LoweringCache(config.compile_cache / "traced")
+        mesh = make_mesh(read_config(config.model or BUNDLED), tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
         attention = _attention(config, served, mesh)
         pages = _fitting_pages(config, served, mesh, kernel_of(attention), progress)
@@ -55,6 +58,7 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
             store=config.store,
             progress=progress.compiled,
             compile_all=config.compile_all,
+            lowering_cache=lowering_cache,
         )
         return engine, served.text
 
@@ -76,10 +80,9 @@ def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
     with user_errors(config.model):
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
-        mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
         model, params = _model_without_weights(config)
+        mesh = make_mesh(model.config, tensor=config.tensor) if config.tensor > 1 else None
         if mesh is not None:
-            check_divisible(model.config, mesh)
             places = [logical_sharding(mesh, spec.axes) for spec in model.specs]
             params = tuple(param.update(sharding=place) for param, place in zip(params, places, strict=True))
         program = _largest_program(config, model, params, mesh, wanted_kernel(config.attention))

@@ -306,7 +306,7 @@ def test_a_check_needs_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert begun == ["timings"]
     check(model="qwen3-0.6b", tensor=2)
     program, name = programs[-1]
-    assert (name, program.pools_mesh.shape["tensor"]) == ("qwen3-0.6b", 2)
+    assert (name, program.mesh.size) == ("qwen3-0.6b", 2)
     with pytest.raises(StartError, match="--attention: kernel: there is none here"):
         check(attention="kernel")
 

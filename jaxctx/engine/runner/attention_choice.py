@@ -36,7 +36,7 @@ def kernel_of(choice: AttentionChoice) -> KernelChoice:
 
 def unchecked(program: CompiledModel) -> AttentionChoice:
     """What suits the device of `program`, as it chose itself: a kernel that nobody compared, or the reference."""
-    name, why = program.kernel
+    name, why = program.kernel.name, program.kernel.why_no_kernel
     if name != "reference":
         return AttentionChoice(name, AttentionReason.UNCHECKED)
     return AttentionChoice(name, AttentionReason.NO_KERNEL if why else AttentionReason.PLATFORM, why)

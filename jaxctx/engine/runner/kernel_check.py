@@ -50,7 +50,7 @@ from jaxctx.engine.runner.kernel_report import (
     Verdict,
 )
 from jaxctx.engine.runner.step import KVCache, PagedAttention, StepShape, unpack_inputs
-from jaxctx.model.sharding import TENSOR
+from jaxctx.model.sharding import query_head_order
 from jaxctx_kernels import KernelName, QuantizedKV, build_attention_metadata, kv_values
 
 SEED = 20  # any will do; the same for all, so that reports can be compared
@@ -95,8 +95,8 @@ def check_kernels(program: CompiledModel, model_name: str = "", on_case: OnCase 
 def empty_report(program: CompiledModel, model_name: str) -> KernelReport:
     """What is known before anything is compared: the device, versions, and what attention works on."""
     device: Any = next(iter(program.replicated.device_set))
-    spec, heads = program.model.kv, program.model.heads
-    mesh = program.pools_mesh
+    spec = program.model.kv
+    mesh = program.mesh
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -117,11 +117,11 @@ def empty_report(program: CompiledModel, model_name: str) -> KernelReport:
         environment={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
         layout=Layout(
             kv_heads=spec.kv_heads,
-            group=heads // spec.kv_heads,
+            group=spec.group,
             head_dim=spec.head_dim,
             kv_dtype=spec.dtype,
             page_size=program.config.page_size,
-            devices=1 if mesh is None else mesh.shape[TENSOR],
+            devices=1 if mesh is None else mesh.size,
         ),
         implementation=program.kernel.name,
         why_no_kernel=program.kernel.why_no_kernel,
@@ -185,7 +185,7 @@ class Case:
         cls, rng: np.random.Generator, program: CompiledModel, shape: StepShape, batch: Batch, numbers: Numbers
     ) -> "Case":
         """The queries of a batch, and what attention comes to in float64 for some of its rows."""
-        queries = make_queries(rng, batch, numbers.k, shape.rows, program.model.heads)
+        queries = make_queries(rng, batch, numbers.k, shape.rows, program.model.kv.heads)
         rows = exact_rows(rng, batch)
         own = [
             each.reshape(len(each), -1, each.shape[3])[:, batch.slots].swapaxes(0, 1) for each in (numbers.k, numbers.v)
@@ -205,7 +205,9 @@ class CheckedAttention:
         self.name: KernelName = name
         self.shape = replace(shape, metadata=replace(shape.metadata, kernel=name))
         self._program = program
-        self._attend = jax.jit(partial(attend_and_write, self.shape, program.pools_mesh), donate_argnums=0)
+        spec = program.model.kv
+        self._head_order = query_head_order(spec.kv_heads, spec.group, program.mesh)
+        self._attend = jax.jit(partial(attend_and_write, self.shape, program.mesh), donate_argnums=0)
         self._compiled: Any = None
 
     def arguments(self, case: Case, pages: Pages) -> tuple[Any, ...]:
@@ -216,7 +218,7 @@ class CheckedAttention:
         build_attention_metadata(case.batch.segments, self.shape.metadata, views.metadata)
         before = case.batch.visible.copy()
         before.reshape(-1)[case.batch.slots] = False
-        numbers = (case.queries, case.own_keys, case.own_values)
+        numbers = (case.queries[:, self._head_order], case.own_keys, case.own_values)
         put = partial(_put, self._program.replicated)
         return (
             poisoned(pages.cache, put(before)),
@@ -232,7 +234,7 @@ class CheckedAttention:
     def run(self, arguments: Sequence[Any]) -> tuple[Array, KVCache]:
         """The rows' attention on the host, and the pages."""
         output, cache = self._compiled(*arguments)
-        return np.asarray(output), cache
+        return np.asarray(output)[:, np.argsort(self._head_order)], cache
 
 
 def attend_and_write(

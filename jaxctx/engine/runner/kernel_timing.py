@@ -20,7 +20,6 @@ from jaxctx.engine.runner.device_timing import COPY, PRODUCT, Work, ceilings, me
 from jaxctx.engine.runner.kernel_check import attend_and_write, make_pages, put_numbers
 from jaxctx.engine.runner.kernel_report import Timing
 from jaxctx.engine.runner.step import KVCache, StepShape, unpack_inputs
-from jaxctx.model.sharding import TENSOR
 from jaxctx_kernels import Segment, build_attention_metadata
 
 ROUNDS = 5
@@ -53,11 +52,11 @@ class TimedAttention:
             views.kv_slots[s.first_row : s.first_row + s.rows] = slots
         build_attention_metadata(segments, shape.metadata, views.metadata)
         rng = np.random.default_rng(0)
-        q = rng.standard_normal((shape.rows, program.model.heads, spec.head_dim), np.float32)
+        q = rng.standard_normal((shape.rows, program.model.kv.heads, spec.head_dim), np.float32)
         own = rng.standard_normal((2, shape.rows, spec.kv_heads, spec.head_dim), np.float32)
         self._cache = cache
         self._rest = (jax.device_put(packed, program.replicated), *(put_numbers(program, each) for each in (q, *own)))
-        attend = jax.jit(partial(attend_and_write, shape, program.pools_mesh), donate_argnums=0)
+        attend = jax.jit(partial(attend_and_write, shape, program.mesh), donate_argnums=0)
         self._attend: Callable[..., tuple[jax.Array, KVCache]] = attend.lower(cache, *self._rest).compile()
 
     def __call__(self) -> jax.Array:
@@ -72,7 +71,8 @@ def time_kernels(program: CompiledModel, amount: Amount | None = None) -> Sequen
     `amount` None: what suits the platform. Raises what compilers and the device raise.
     """
     amount = amount or (CPU if program.platform == "cpu" else ACCELERATOR)
-    devices = 1 if program.pools_mesh is None else program.pools_mesh.shape[TENSOR]
+    spec = program.model.kv
+    devices = 1 if program.mesh is None else program.mesh.size
     works = ceilings(amount.copy_bytes, amount.product_size)
     _, pages = make_pages(program)
     page_bytes = sum(each.nbytes for each in jax.tree.leaves(pages.cache)) // pages.count
@@ -86,7 +86,7 @@ def time_kernels(program: CompiledModel, amount: Amount | None = None) -> Sequen
                 name,
                 TimedAttention(program, shape, cache, segments),
                 read_bytes=sum(len(s.pages) for s in segments) * page_bytes / devices,
-                flops=sum(pairs(s) for s in segments) * 4 * program.model.heads * program.model.kv.head_dim / devices,
+                flops=sum(pairs(s) for s in segments) * 4 * spec.heads * spec.head_dim / devices,
             )
         )
     seconds = measure(works, ROUNDS, amount.least_s)

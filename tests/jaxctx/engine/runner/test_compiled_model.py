@@ -71,12 +71,12 @@ def test_a_mesh_has_its_kernel_where_heads_can_be_split(
     platform: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two heads of 64 are one row of a TPU's pools: both devices have all of it, and XLA splits what it can."""
-    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_: KernelChoice("tpu"))
+    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_, **__: KernelChoice("tpu"))
     monkeypatch.setattr(
         "jaxctx.engine.runner.compiled_model.kv_pages_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], platform)
     )
     model, params = init_random(replace(TINY, head_dim=64), seed=3, dtype="float32")
-    mesh = make_mesh(tensor=2)
+    mesh = make_mesh(TINY, tensor=2)
     program = CompiledModel(model, shard(mesh, model, params), CONFIG, mesh)
     assert {shape.metadata.kernel for shape in program.shapes} == {kernel}
     assert program.pools[0].k.sharding.is_fully_replicated == (kernel == "reference")

@@ -51,7 +51,7 @@ def program(kv_dtype: str = "bfloat16", kernel: KernelChoice | None = None, tens
     model, params = abstract(TINY, "bfloat16", kv_dtype=kv_dtype)
     place: Any = jax.devices()[0]
     if tensor > 1:
-        place = make_mesh(tensor=tensor)
+        place = make_mesh(TINY, tensor=tensor)
         places = [logical_sharding(place, spec.axes) for spec in model.specs]
         params = tuple(param.update(sharding=each) for param, each in zip(params, places, strict=True))
     made = CompiledModel(model, params, CONFIG, place, kernel)
