@@ -53,6 +53,7 @@ LONGEST_FILES = (
     "tests/jaxctx/engine/scheduler/test_deadlines.py",
     "tests/e2e/test_restart.py",
     "tests/kernels/test_mosaic_hopper.py",
+    "tests/kernels/test_mosaic_mma.py",
     "tests/kernels/test_kv_cache.py",
     "tests/e2e/test_keys.py",
     "tests/scripts/test_environment.py",

@@ -26,6 +26,12 @@ class KVSpec:
     kv_heads: int
     head_dim: int
     dtype: str
+    group: int = 1  # query heads that read a KV head
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a layer."""
+        return self.kv_heads * self.group
 
 
 class AttentionBackend(Protocol):

@@ -26,6 +26,7 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jaxtyping import Int
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
@@ -109,14 +110,26 @@ def put(data: np.ndarray | jax.Array, sharding: Sharding | None) -> jax.Array:
 def put_parameter(data: np.ndarray | jax.Array, axes: Sequence[str], config: ModelConfig, mesh: Mesh) -> jax.Array:
     """A parameter of these logical axes, as its checkpoint has it, laid out over `mesh`.
 
-    The query heads change their order where a device has several KV heads, but not all query heads of each: those that
-    a device has must lie together.
+    Query heads are in the order of `query_head_order`.
     """
-    kv, group = mesh.shape[KV], mesh.shape[GROUP]
-    if "heads" in axes and group > 1 and kv < config.kv_heads:
-        axis = axes.index("heads")
-        before, after = data.shape[:axis], data.shape[axis + 1 :]
-        queries = config.heads // config.kv_heads // group
-        apart = data.reshape(*before, kv, config.kv_heads // kv, group, queries * config.head_dim, *after)
-        data = apart.swapaxes(axis + 1, axis + 2).reshape(data.shape)
+    if "heads" in axes:
+        order = query_head_order(config.kv_heads, config.heads // config.kv_heads, mesh)
+        if (np.diff(order) != 1).any():  # else nothing need be copied
+            axis = axes.index("heads")
+            by_head = data.reshape(*data.shape[:axis], config.heads, config.head_dim, *data.shape[axis + 1 :])
+            data = by_head.take(order, axis).reshape(data.shape)
     return put(data, logical_sharding(mesh, axes))
+
+
+def query_head_order(kv_heads: int, group: int, mesh: Mesh | None) -> Int[np.ndarray, " heads"]:
+    """Which query head of the model is at each place of an array that is split over `mesh` by its query heads.
+
+    Those that a device has lie together. So the order is another one where a device has several KV heads, but not all
+    of the `group` query heads of each.
+    """
+    heads = np.arange(kv_heads * group)
+    if mesh is None:
+        return heads
+    kv, groups = mesh.shape[KV], mesh.shape[GROUP]
+    by_device = heads.reshape(kv, kv_heads // kv, groups, group // groups).swapaxes(1, 2)
+    return by_device.reshape(-1)

@@ -102,6 +102,10 @@ class ServeConfig:
     tensor: Annotated[int, within(1, 1024)] = 1
     """Devices to split the model over; there may be more than KV heads."""
 
+    attention: Literal["auto", "kernel", "reference"] = "auto"
+    """What computes attention. auto: the kernel for this device, if there is one and a comparison at start finds it
+    equal to the reference, else the reference, with a warning; kernel: the kernel, or the server does not start;
+    reference: plain JAX."""
     page_size: Annotated[int, within(1, 256)] = 16
     """Tokens per KV page."""
     kv_tokens: Annotated[int | None, within(1, 2**40)] = None
@@ -254,6 +258,18 @@ class PlanConfig(ServeConfig):
     Their compilers come with pip install 'jaxctx[tpu]' and 'jaxctx[cuda13]'."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckConfig(ServeConfig):
+    """Compare what a server with these settings computes attention with to the reference, on this device, and time it.
+
+    MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b or qwen3-0.6b. Weights are
+    not read. The exit status is 6 if something differs, does not compile or crashes.
+    """
+
+    json: Annotated[None | str, Parameter(allow_leading_hyphen=True)] = None
+    """Write the report to this file, to attach to an issue; -: to standard output, and the table to standard error."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConvertConfig:
     """Write a model as an Orbax checkpoint, with its tokenizer and chat template beside it."""
@@ -337,7 +353,7 @@ class KubernetesConfig:
 
 
 Command = ServeConfig | ConvertConfig | DrawConfig | RayConfig | KubernetesConfig
-"""What a command line asks for. CompileConfig and PlanConfig are a ServeConfig too."""
+"""What a command line asks for. CompileConfig, PlanConfig and CheckConfig are a ServeConfig too."""
 
 
 def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> Command:
@@ -349,6 +365,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> C
     app.default(ServeConfig)
     app.command(CompileConfig, name="compile")
     app.command(PlanConfig, name="plan")
+    app.command(CheckConfig, name="check")
     app.command(ConvertConfig, name="convert")
     app.command(DrawConfig, name="draw")
     app.command(RayConfig, name="ray")

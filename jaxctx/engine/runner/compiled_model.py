@@ -11,14 +11,15 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import page_functions
-from jaxctx.engine.runner.step import KVCache, Pools, StepShape, make_step
+from jaxctx.engine.runner.step import KVCache, Pools, StepResult, StepShape, make_step
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import SlotState, allowed_words, load_allowed, load_slot, slot_state
-from jaxctx.model.sharding import KV, KV_POOL_AXES, logical_sharding
+from jaxctx.model.sharding import GROUP, KV, KV_POOL_AXES, logical_sharding
 from jaxctx_kernels import KernelChoice, kv_pages_struct, metadata_shape, select_kernel
 
 
@@ -54,8 +55,18 @@ class CompiledModel:
     attention.
     """
 
-    def __init__(self, model: Model, params: Params, config: EngineConfig, place: Mesh | jax.Device) -> None:
-        """`params` may be arrays or ShapeDtypeStructs; only their shapes, types and, under a mesh, places are kept."""
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        config: EngineConfig,
+        place: Mesh | jax.Device,
+        kernel: KernelChoice | None = None,
+    ) -> None:
+        """`params` may be arrays or ShapeDtypeStructs; only their shapes, types and, under a mesh, places are kept.
+
+        `kernel`: what is to compute attention; None: what suits the device and the pages.
+        """
         self._model, self._config = model, config
         self._mesh = place if isinstance(place, Mesh) else None
         self.replicated: Sharding = (
@@ -66,7 +77,8 @@ class CompiledModel:
         self.platform: str = device.platform
         self.params = jax.tree.map(self._param_struct, params)
         self.pools = self._make_pools()
-        self.kernel: KernelChoice = select_kernel(device, self.pools[0].k)
+        suited = self._select_kernel(device)
+        self.kernel = suited if kernel is None else kernel._replace(processors=suited.processors)
         state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
         self.state: SlotState = jax.tree.map(lambda array: self._struct(array.shape, array.dtype), state)
         self.shapes = self._step_shapes()
@@ -83,6 +95,21 @@ class CompiledModel:
         self.host_sharding = page_functions.host_sharding(self.page.sharding)
         """Where pages lie that left the device."""
 
+    @property
+    def model(self) -> Model:
+        """The model, without its parameters."""
+        return self._model
+
+    @property
+    def config(self) -> EngineConfig:
+        """The sizes of the engine."""
+        return self._config
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh that everything is split over; None: it is on one device."""
+        return self._mesh
+
     def lower(self, function: Function) -> jax.stages.Lowered:
         """Trace a function, with the arrays that it updates donated."""
         layers = self._model.kv.layers
@@ -93,7 +120,7 @@ class CompiledModel:
             case StepShape():
                 step = make_step(self._model, function, self._mesh)
                 jitted = jax.jit(step, donate_argnums=(1, 2), out_shardings=(pools, state, self.replicated, None))
-                return jitted.lower(self.params, self.pools, self.state, self._int32(function.size))
+                return jitted.lower(*self._step_arguments(function))
             case StateFunction.COPY_PAGES:
                 copy = jax.jit(partial(page_functions.copy_pages, layers), donate_argnums=0, out_shardings=pools)
                 return copy.lower(self.pools, self._int32(2, self.pages_per_call))
@@ -114,6 +141,40 @@ class CompiledModel:
                 words = self._int32(self.masks_per_call, 1 + self.allowed_words)
                 return jax.jit(load_allowed, donate_argnums=0, out_shardings=state).lower(self.state, words)
 
+    @property
+    def description(self) -> str:
+        """Everything but code that decides which programs are traced for a model of `jaxctx.model`."""
+        arguments = self.params, self.pools, self.state
+        return repr((self._model, self._config, self.platform, self.kernel, arguments))
+
+    def export_step(self, shape: StepShape) -> export.Exported:
+        """Trace a step, for one device, as a program that can be kept. Its arguments and results are a flat list."""
+        step = make_step(self._model, shape, self._mesh)
+        arguments, tree = jax.tree.flatten(self._step_arguments(shape))
+
+        def flat(*arguments: jax.Array) -> list[jax.Array]:
+            return jax.tree.leaves(step(*jax.tree.unflatten(tree, arguments)))
+
+        return export.export(jax.jit(flat))(*arguments)
+
+    def lower_exported(self, shape: StepShape, program: export.Exported) -> jax.stages.Lowered:
+        """What `lower` returns for the step, from a program that `export_step` made of it, maybe in another process."""
+        pools, state = len(jax.tree.leaves(self.pools)), len(self.state)
+
+        def step(*arguments: Any) -> StepResult:
+            results = program.call(*jax.tree.leaves(arguments))
+            return (
+                jax.tree.unflatten(jax.tree.structure(self.pools), results[:pools]),
+                SlotState(*results[pools : pools + state]),
+                results[pools + state],
+                results[pools + state + 1] if shape.mask_words else None,
+            )
+
+        return jax.jit(step, donate_argnums=(1, 2)).lower(*self._step_arguments(shape))
+
+    def _step_arguments(self, shape: StepShape) -> tuple[Any, ...]:
+        return self.params, self.pools, self.state, self._int32(shape.size)
+
     def _make_pools(self) -> Pools:
         """One K and one V array a layer, page 0 of each being scratch.
 
@@ -130,6 +191,17 @@ class CompiledModel:
             lambda array: self._struct((parts * array.shape[0], *array.shape[1:]), array.dtype, sharding), part
         )
         return (KVCache(pool, pool),) * (spec.layers // layers_per_cache)
+
+    def _select_kernel(self, device: Any) -> KernelChoice:
+        """What computes attention; of each device alike, over the query heads that it has of each KV head."""
+        groups = 1 if self._mesh is None else self._mesh.shape[GROUP]
+        return select_kernel(
+            device,
+            self.pools[0].k,
+            self._model.kv.group // groups,
+            rows=self._config.row_buckets()[-1],
+            max_context_tokens=self._config.max_context_tokens,
+        )
 
     def _page_in_pools(self) -> Sharding:
         """Where a page must be to be written to the pools: each device has all of its KV heads' part."""
@@ -151,7 +223,9 @@ class CompiledModel:
 
     def _step_shape(self, rows: int, samples: int, mask_words: int = 0) -> StepShape:
         config, pages = self._config, self._config.pages + 1
-        metadata = metadata_shape(rows, config.page_size, config.max_context_tokens, pages, self.kernel.name)
+        metadata = metadata_shape(
+            rows, config.page_size, config.max_context_tokens, pages, self.kernel.name, self.kernel.processors
+        )
         return StepShape(rows, min(rows, samples), metadata, mask_words)
 
     def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:

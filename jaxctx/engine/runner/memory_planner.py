@@ -84,13 +84,26 @@ def compiling_for_target(name: str, target: Target) -> Iterator[Sequence[jax.Dev
     in messages.
     """
     described = _target_devices(name, target)
-    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh  # not in JAX 0.10
+    from jax.sharding import AbstractMesh, use_abstract_mesh  # not in JAX 0.10
 
-    first = described[0]
-    cores = getattr(first, "num_cores", None)  # a GPU has no such attribute
-    kind = AbstractDevice(first.device_kind, cores, first.platform)
+    kind = _abstract_device(described[0])
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=kind)):  # Pallas asks it what it compiles for
         yield described
+
+
+def _abstract_device(described: Any) -> Any:
+    """A device as Pallas asks for one: JAX's AbstractDevice, which for a GPU also has its `compute_capability`."""
+    from jax.sharding import AbstractDevice
+
+    cores = getattr(described, "num_cores", None)  # a GPU has no such attribute
+    if described.platform != "gpu":
+        return AbstractDevice(described.device_kind, cores, described.platform)
+
+    @dataclass(frozen=True)
+    class AbstractGpu(AbstractDevice):
+        compute_capability: str  # without it Mosaic GPU takes any GPU for a Hopper
+
+    return AbstractGpu(described.device_kind, cores, described.platform, described.compute_capability)
 
 
 def _target_devices(name: str, target: Target) -> Any:
