@@ -17,7 +17,7 @@ def plan_lines(plan: MemoryPlan | MeshPlan) -> Iterator[str]:
     yield from _memory_lines(plan.memory)
     yield from _collective_lines(f"sent by a layer in a step of {plan.rows} rows", plan.every_layer)
     yield from _collective_lines("sent by all of the step", plan.every_step)
-    yield from _collective_lines("more with some options of sampling", plan.sampling)
+    yield from _collective_lines("in branches of sampling, of which a step takes some", plan.sampling)
 
 
 def _memory_lines(plan: MemoryPlan) -> Iterator[str]:
