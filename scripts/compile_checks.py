@@ -5,8 +5,9 @@
 
 Nothing is allocated or run: all arguments are shapes. What each function takes, as its compiler tells it, is compared
 with scripts/compile_baseline.json. Exit status 1 if something does not compile, takes over 2 % more temporary memory or
-code than there, is not in the baseline, or if a step does not update the pages in place. `--update` writes what was
-found instead, for the targets and names that were run; say in the commit why it grew.
+code than there, is not in the baseline, or if a step does not update the pages in place; for a GPU also if a step is
+more than one launch, sorts the vocabulary, or has more sorts than there. `--update` writes what was found instead, for
+the targets and names that were run; say in the commit why it grew.
 
 Another compiler may take other amounts, so the baseline names the versions, and under others nothing is compared. Needs
 the extras tpu and cuda13, or at least libtpu, jax-cuda13-plugin and jax-cuda13-pjrt of JAX's version.
@@ -30,11 +31,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compiler_output.thunks import compile_with_thunks, longest_sort
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.memory_planner import compiling_for, memory_analysis
+from jaxctx.engine.runner.compiler_options import compiler_options
+from jaxctx.engine.runner.memory_planner import compile_described, compiling_for
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.config import SHAPES
 from jaxctx.model.functional import abstract
@@ -45,6 +48,7 @@ from jaxctx_kernels import KVPages, attend, kv_pages_struct, metadata_shape, sel
 BASELINE = Path(__file__).with_name("compile_baseline.json")
 SLACK = 1.02  # growth that is none
 SMALL_BYTES = 1 << 16  # growth that does not matter
+MAX_SORTED = 4096  # numbers of a row: as many as one thread block of a GPU sorts; any vocabulary has more
 STEPS = (("qwen3-0.6b", 16), ("qwen3-0.6b", 512), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
 KERNEL_ROWS = 64
 EIGHT_BITS = ((64, "int8"), (128, "int8"), (128, "float8_e4m3fn"), (256, "int8"))
@@ -118,14 +122,21 @@ def checks() -> Iterator[tuple[str, Lower]]:
         yield f"kernel head_dim {dim}, pages of {page_size}, group {group}", kernel(KERNEL_ROWS, dim, page_size, group)
 
 
-def measure(lowered: jax.stages.Lowered) -> dict[str, int]:
-    """What is kept of a function, in bytes."""
-    found = memory_analysis(lowered)
+def measure(name: str, lowered: jax.stages.Lowered, platform: str) -> dict[str, int]:
+    """What is kept of a function: sizes in bytes; of a GPU's steps also launches, sorts, and numbers of the longest."""
+    counts: dict[str, int] = {}
+    if name.startswith("step") and platform == "gpu":
+        compiled, thunks = compile_with_thunks(lowered, compiler_options(platform))
+        counts = {"launches": thunks.launches, "sorts": thunks.sorts, "sorted": longest_sort(compiled.as_text() or "")}
+    else:
+        compiled = compile_described(lowered, compiler_options(platform))
+    found: Any = compiled.memory_analysis()
     return {
         "arguments": found.argument_size_in_bytes,
         "not_in_place": found.output_size_in_bytes - found.alias_size_in_bytes,
         "temporaries": found.temp_size_in_bytes,
         "code": found.generated_code_size_in_bytes,
+        **counts,
     }
 
 
@@ -134,16 +145,25 @@ def compare(name: str, found: dict[str, int], before: dict[str, int] | None) -> 
     wrong = []
     if name.startswith("step") and found["not_in_place"] > SMALL_BYTES:  # a page array is larger than that
         wrong.append(f"{found['not_in_place']:,} bytes of outputs are not written in place")
+    if found.get("launches", 1) > 1:
+        wrong.append(f"{found['launches']} launches and waits of the host, which should be one launch")
+    if found.get("sorted", 0) > MAX_SORTED:
+        wrong.append(f"{found['sorted']:,} numbers of a row are sorted")
     if before is None:
         return [*wrong, "not in the baseline: run with --update"]
     for what in ("temporaries", "code"):
         if found[what] > before[what] * SLACK + SMALL_BYTES:
             wrong.append(f"{what} grew from {before[what]:,} to {found[what]:,} bytes")
+    if found.get("sorts", 0) > before.get("sorts", 0):
+        wrong.append(f"sorts grew from {before.get('sorts', 0)} to {found['sorts']}")
     return wrong
 
 
 def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
     """Run the checks of one target. Returns how many failed and, with `update`, what to keep."""
+    jax.config.update(
+        "jax_enable_compilation_cache", False
+    )  # what is found there is not compiled, so nothing is dumped
     with compiling_for(target) as (devices, _):
         chips = Chips(devices[0], Mesh(np.array(devices), (TENSOR,), axis_types=(AxisType.Auto,)))
         versions = {name: version(name) for name in ("jax", PACKAGES[target])}
@@ -157,7 +177,7 @@ def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[i
                 continue
             start = time.monotonic()
             try:
-                found = measure(lower(chips))
+                found = measure(name, lower(chips), chips.one.platform)
             except Exception as error:  # compilers raise what they like
                 wrong = [f"does not compile: {type(error).__name__}: {' '.join(str(error).split()):.300}"]
             else:

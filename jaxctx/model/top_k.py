@@ -11,12 +11,15 @@ blocks, and only blocks that may hold one of the best are looked into:
 If a number is in none of these blocks, each of them has one that comes before it; so it is not one of the best k. Where
 a block's best equals another's, the block of the lower ids comes first, as its number does.
 
-What the vendors' compilers show for 16 rows of 151,936, `lax.top_k` against blocks; kernels and bytes they read and
-write on an H200, bundles times trips on a v5e:
+What the vendors' compilers show for 16 rows of 151,936 and k = 64:
 
-    k     H200                               v5e
-    64    31 of 1,110 MB, 9 of 15 MB         639,000, 105,000
-    20    31 of 1,110 MB, 9 of 12 MB         203,000, 70,000
+                             lax.top_k    blocks
+    H200, kernels                   31         8
+    H200, bytes they move     1,100 MB     13 MB
+    v5e, bundles x trips       639,000   107,000
+
+The kernels of `lax.top_k` on the H200 are 28 passes of a sort over all numbers and their ids, whatever k is; the bytes
+are those of the operands. The bundles are counted in the final bundles of each fusion, by hand.
 
 On two CPU cores `lax.top_k` is quicker: 13 against 17 ms for 8 rows, k = 64.
 """
@@ -30,8 +33,6 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float32, Int32
 
-from jaxctx.model.sharding import TENSOR
-
 GPU_BLOCK = 64  # both sorts of 152k numbers and k = 64 are then of at most 4,096, which one thread block does by itself
 TPU_BLOCK = 128  # as many as there are lanes
 
@@ -44,10 +45,10 @@ def top_k(
     `mesh`: the rows may be split over it. Then each device finds the best of its part, and these are put together: XLA
     would exchange whole rows, several times, where its devices' parts are no multiples of blocks.
     """
-    if mesh is None or x.shape[1] % mesh.shape[TENSOR]:
+    if mesh is None or x.shape[1] % mesh.size:
         return _top_k_of_device(x, k)
-    find = partial(_top_k_of_devices, k=k)
-    parts, everywhere = PartitionSpec(None, TENSOR), PartitionSpec()
+    find = partial(_top_k_of_devices, k=k, axes=mesh.axis_names)
+    parts, everywhere = PartitionSpec(None, mesh.axis_names), PartitionSpec()
     best: tuple[jax.Array, jax.Array] = jax.shard_map(
         find, mesh=mesh, in_specs=parts, out_specs=(everywhere, everywhere), check_vma=False
     )(x)
@@ -55,13 +56,13 @@ def top_k(
 
 
 def _top_k_of_devices(
-    part: Float32[Array, "rows part"], k: int
+    part: Float32[Array, "rows part"], k: int, axes: tuple[str, ...]
 ) -> tuple[Float32[Array, "rows k"], Int32[Array, "rows k"]]:
     """The best of all devices' parts of the rows, on each device."""
     size = part.shape[1]
     best, ids = _top_k_of_device(part, min(k, size))
-    ids = ids + size * lax.axis_index(TENSOR)
-    places, ids = lax.all_gather((_place(best), ids), TENSOR, axis=1, tiled=True)
+    ids = ids + size * lax.axis_index(axes)
+    places, ids = lax.all_gather((_place(best), ids), axes, axis=1, tiled=True)
     place, ids = _first(places, ids, k)
     return _number(place), ids
 

@@ -17,6 +17,7 @@ import jax
 from jax.experimental import topologies
 
 from jaxctx.engine.runner.compiled_model import CompiledModel, Function, StateFunction
+from jaxctx.engine.runner.compiler_options import CompilerOptions
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.errors import FailedPrecondition
 from jaxctx.host_memory import physical_memory
@@ -99,10 +100,15 @@ def _target_devices(name: str, target: Target) -> Any:
         raise FailedPrecondition(f"{name}: {target.module} cannot compile for it: {error}") from error
 
 
-def memory_analysis(lowered: jax.stages.Lowered) -> Any:
-    """Compile; returns JAX's `memory_analysis`. On a GPU it knows no size of code."""
+def compile_described(lowered: jax.stages.Lowered, options: CompilerOptions) -> jax.stages.Compiled:
+    """Compile for devices that need not be there."""
     # No device is there to try variants on. All compilers know the option, though it is for one.
-    return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0}).memory_analysis()
+    return lowered.compile(compiler_options={**options, "xla_gpu_autotune_level": 0})
+
+
+def memory_analysis(lowered: jax.stages.Lowered, options: CompilerOptions) -> Any:
+    """Compile; returns JAX's `memory_analysis`. On a GPU it knows no size of code."""
+    return compile_described(lowered, options).memory_analysis()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ def plan_memory(model: CompiledModel, memory: int, share: float, progress: Compi
     largest: list[Function] = [StateFunction.LOAD_PAGES, model.custom_mask_shapes[-1], model.shapes[-1]]
     analyses = []
     for function in largest:
-        analyses.append(memory_analysis(model.lower(function)))
+        analyses.append(memory_analysis(model.lower(function), model.compiler_options))
         progress(str(function), len(analyses), len(largest))
     load, custom_mask, step = analyses
     # A load updates the pools in place, and a step pools and state: what stands for both input and output.

@@ -32,7 +32,6 @@ CompileProgress = Callable[[str, int, int], None]
 """Called with the name of what was compiled, how many functions are compiled, and of how many."""
 
 MAX_COMPILE_THREADS = 8
-CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}  # where a CPU has such vectors; XLA's own choice is 256
 
 
 class ModelRunner:
@@ -111,8 +110,8 @@ class ModelRunner:
         self._warm_up([function for function in functions if isinstance(function, StepShape)])
 
     def _compile(self, function: Function) -> None:
-        options = CPU_OPTIONS if self._compiled_model.platform == "cpu" else None
-        self._compiled[function] = self._compiled_model.lower(function).compile(options)
+        lowered = self._compiled_model.lower(function)
+        self._compiled[function] = lowered.compile(self._compiled_model.compiler_options)
 
     def _warm_up(self, shapes: Sequence[StepShape]) -> None:
         """Call these steps, and all else, once on scratch data: a first call does work of its own."""

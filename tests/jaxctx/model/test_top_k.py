@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxctx.model.sharding import TENSOR, make_mesh
 from jaxctx.model.top_k import GPU_BLOCK, TPU_BLOCK, top_k, top_k_by_blocks
@@ -116,4 +116,12 @@ def test_rows_that_devices_do_not_divide_are_not_split() -> None:
         pytest.skip("needs two devices")
     mesh = make_mesh(tensor=2)
     x = rows_of("tied", 301, 4)
+    assert_best(jax.jit(lambda x: top_k(x, 20, mesh))(x), x, 20)
+
+
+def test_a_mesh_of_two_axes_splits_rows_over_both() -> None:
+    if jax.device_count() < 2:
+        pytest.skip("needs two devices")
+    mesh = Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("one", "other"))
+    x = rows_of("tied", 300, 6)
     assert_best(jax.jit(lambda x: top_k(x, 20, mesh))(x), x, 20)

@@ -48,7 +48,11 @@ def test_a_plan_for_this_device_is_what_an_engine_takes() -> None:
     packed_bytes = 4 * device.shapes[-1].size
     assert plan.weights_bytes == sum(array.nbytes for array in device._params) + packed_bytes
     assert plan.sampling_bytes == sum(array.nbytes for array in jax.tree.leaves(device._state))
-    assert plan.temporaries_bytes >= memory_analysis(program.lower(device.shapes[-1])).temp_size_in_bytes > 0
+    assert (
+        plan.temporaries_bytes
+        >= memory_analysis(program.lower(device.shapes[-1]), program.compiler_options).temp_size_in_bytes
+        > 0
+    )
     taken = plan.weights_bytes + plan.sampling_bytes + plan.temporaries_bytes + plan.code_bytes
     assert taken + plan.left_bytes == plan.memory_bytes == 1 << 30
     assert plan.kv_bytes == (plan.pages + 1) * device.page_bytes
@@ -66,7 +70,7 @@ def test_the_parts_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def plan(memory: int) -> MemoryPlan:
         analyses = iter([SimpleNamespace(**dict(zip(names, sizes, strict=True))) for sizes in told])
-        monkeypatch.setattr(memory_planner, "memory_analysis", lambda lowered: next(analyses))
+        monkeypatch.setattr(memory_planner, "memory_analysis", lambda lowered, options: next(analyses))
         return plan_memory(program, memory, 0.5, nothing)
 
     monkeypatch.setattr(CompiledModel, "lower", lambda self, what: None)
@@ -135,7 +139,7 @@ def test_a_step_for_a_chip_has_its_kernel_and_updates_pages_in_place(chip: str) 
         assert {array.dtype for array in jax.tree.leaves(program.pools)} == {jnp.dtype("bfloat16")}
         assert program.shapes[0].rows == CONFIG.row_buckets()[0] > 1  # a row alone is cheaper on a CPU only
         for function in (program.shapes[-1], StateFunction.COPY_PAGES):
-            found = memory_analysis(program.lower(function))
+            found = memory_analysis(program.lower(function), program.compiler_options)
             assert found.alias_size_in_bytes >= sum(2 * math.prod(x.shape) for x in jax.tree.leaves(program.pools))
             assert found.output_size_in_bytes - found.alias_size_in_bytes < 16384
 
@@ -166,5 +170,5 @@ def test_a_step_for_another_gpu_has_plain_jax(capability: str, monkeypatch: pyte
     with compiling_for("other") as (devices, _):
         program = CompiledModel(*abstract(TINY, "bfloat16"), CONFIG, devices[0])
         assert capability in program.kernel.why_no_kernel
-        found = memory_analysis(program.lower(program.shapes[-1]))
+        found = memory_analysis(program.lower(program.shapes[-1]), program.compiler_options)
         assert found.alias_size_in_bytes >= sum(2 * math.prod(x.shape) for x in jax.tree.leaves(program.pools))
