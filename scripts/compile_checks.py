@@ -40,7 +40,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.collectives import find_collectives
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.memory_planner import compile_without_device, compiling_for
+from jaxctx.engine.runner.memory_planner import compiling_for
 from jaxctx.engine.runner.mesh_plan import described_on
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.config import SHAPES

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import page_functions
+from jaxctx.engine.runner.compiler_options import compiler_options
 from jaxctx.engine.runner.step import KVCache, Pools, StepResult, StepShape, make_step
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import SlotState, allowed_words, load_allowed, load_slot, slot_state
@@ -52,7 +53,7 @@ class CompiledModel:
     what takes longest first. Of these, `needed_functions` serve every request, as a batch may be padded into the
     largest step of its kind; `faster_functions`, in the order of their use, are the steps of smaller batches.
     `params`, `pools` and `state` describe the arrays; `page` a page outside the pools; `kernel` says what computes
-    attention.
+    attention; `compiler_options` are those with which the functions are to be compiled.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class CompiledModel:
         """The sharding of arrays that are not split."""
         device: Any = next(iter(self.replicated.device_set))
         self.platform: str = device.platform
+        self.compiler_options = compiler_options(self.platform)
         self.params = jax.tree.map(self._param_struct, params)
         self.pools = self._make_pools()
         suited = self._select_kernel(device)

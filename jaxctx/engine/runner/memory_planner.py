@@ -17,6 +17,7 @@ import jax
 from jax.experimental import topologies
 
 from jaxctx.engine.runner.compiled_model import CompiledModel, Function, StateFunction
+from jaxctx.engine.runner.compiler_options import CompilerOptions
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.errors import FailedPrecondition
 from jaxctx.host_memory import physical_memory
@@ -120,15 +121,15 @@ def _target_devices(name: str, target: Target) -> Any:
         raise FailedPrecondition(f"{name}: {target.module} cannot compile for it: {error}") from error
 
 
-def compile_without_device(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile for a chip that need not be there."""
+def compile_described(lowered: jax.stages.Lowered, options: CompilerOptions) -> jax.stages.Compiled:
+    """Compile for devices that need not be there."""
     # No device is there to try variants on. All compilers know the option, though it is for one.
-    return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
+    return lowered.compile(compiler_options={**options, "xla_gpu_autotune_level": 0})
 
 
-def memory_analysis(lowered: jax.stages.Lowered) -> Any:
+def memory_analysis(lowered: jax.stages.Lowered, options: CompilerOptions) -> Any:
     """Compile; returns JAX's `memory_analysis`. On a GPU it knows no size of code."""
-    return compile_without_device(lowered).memory_analysis()
+    return compile_described(lowered, options).memory_analysis()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class MemoryNeeds:
 def measure_needs(
     model: CompiledModel,
     progress: CompileProgress,
-    analyse: Callable[[jax.stages.Lowered], Any] | None = None,
+    analyse: Callable[[jax.stages.Lowered, CompilerOptions], Any] | None = None,
 ) -> MemoryNeeds:
     """Compile the largest function of each kind, the largest step last, and read what it takes.
 
@@ -178,7 +179,7 @@ def measure_needs(
     largest: list[Function] = [StateFunction.LOAD_PAGES, model.custom_mask_shapes[-1], model.shapes[-1]]
     analyses = []
     for function in largest:
-        analyses.append((analyse or memory_analysis)(model.lower(function)))
+        analyses.append((analyse or memory_analysis)(model.lower(function), model.compiler_options))
         progress(str(function), len(analyses), len(largest))
     load, custom_mask, step = analyses
     # A load updates the pools in place, and a step pools and state: what stands for both input and output.

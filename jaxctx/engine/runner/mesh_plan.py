@@ -14,10 +14,11 @@ from jax.sharding import Mesh
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.collectives import find_collectives
 from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.compiler_options import CompilerOptions
 from jaxctx.engine.runner.memory_planner import (
     MemoryNeeds,
     MemoryPlan,
-    compile_without_device,
+    compile_described,
     fit_pages,
     measure_needs,
 )
@@ -110,9 +111,9 @@ def _compile(
 ) -> _Compiled:
     texts: list[str] = []  # the last is of the largest step
 
-    def analyse(lowered: jax.stages.Lowered) -> Any:
-        compiled = compile_without_device(lowered)
-        texts.append(compiled.as_text())
+    def analyse(lowered: jax.stages.Lowered, options: CompilerOptions) -> Any:
+        compiled = compile_described(lowered, options)
+        texts.append(compiled.as_text() or "")
         return compiled.memory_analysis()
 
     def told(what: str, done: int, count: int) -> None:

@@ -36,7 +36,6 @@ CompileProgress = Callable[[str, int, int], None]
 """Called with the name of what was compiled, how many functions are compiled, and of how many."""
 
 MAX_COMPILE_THREADS = 8
-CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}  # where a CPU has such vectors; XLA's own choice is 256
 
 
 class ModelRunner:
@@ -130,8 +129,7 @@ class ModelRunner:
         self._warm_up([function for function in functions if isinstance(function, StepShape)])
 
     def _compile(self, function: Function) -> None:
-        options = CPU_OPTIONS if self._compiled_model.platform == "cpu" else None
-        self._compiled[function] = self._lower(function).compile(options)
+        self._compiled[function] = self._lower(function).compile(self._compiled_model.compiler_options)
 
     def _lower(self, function: Function) -> jax.stages.Lowered:
         if self._lowering_cache is not None and isinstance(function, StepShape):

@@ -198,7 +198,7 @@ def step(
     kv = PagedAttention(pools, model.kv.layers, inputs, shape, mesh)
     hidden = model.hidden(params, tokens, inputs.positions, kv)
     logits = model.logits(params, hidden[inputs.sample_rows])
-    sampled, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state)
+    sampled, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state, mesh)
     as_bits = [jax.lax.bitcast_convert_type(each, jnp.int32).reshape(shape.samples, -1) for each in sampled]
     return kv.pools, state, jnp.concatenate(as_bits, axis=1), logits if shape.mask_words else None
 
@@ -206,7 +206,10 @@ def step(
 def make_step(
     model: Model, shape: StepShape, mesh: Mesh | None = None
 ) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
-    """`step` for one shape, to be jitted with arguments 1 and 2 donated. `mesh`: its parameters are split over it."""
+    """`step` for one shape, to be jitted with arguments 1 and 2 donated.
+
+    `mesh`: parameters, pools and vocabulary are split over it.
+    """
     return partial(step, model, shape, mesh)
 
 

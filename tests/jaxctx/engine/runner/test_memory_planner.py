@@ -50,7 +50,11 @@ def test_a_plan_for_this_device_is_what_an_engine_takes() -> None:
     packed_bytes = 4 * device.shapes[-1].size
     assert plan.weights_bytes == sum(array.nbytes for array in device._params) + packed_bytes
     assert plan.sampling_bytes == sum(array.nbytes for array in jax.tree.leaves(device._state))
-    assert plan.temporaries_bytes >= memory_analysis(program.lower(device.shapes[-1])).temp_size_in_bytes > 0
+    assert (
+        plan.temporaries_bytes
+        >= memory_analysis(program.lower(device.shapes[-1]), program.compiler_options).temp_size_in_bytes
+        > 0
+    )
     taken = plan.weights_bytes + plan.sampling_bytes + plan.temporaries_bytes + plan.code_bytes
     assert taken + plan.left_bytes == plan.memory_bytes == 1 << 30
     assert plan.kv_bytes == (plan.pages + 1) * device.page_bytes
@@ -68,7 +72,7 @@ def test_the_parts_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def plan(memory: int) -> MemoryPlan:
         analyses = iter([SimpleNamespace(**dict(zip(names, sizes, strict=True))) for sizes in told])
-        monkeypatch.setattr(memory_planner, "memory_analysis", lambda lowered: next(analyses))
+        monkeypatch.setattr(memory_planner, "memory_analysis", lambda lowered, options: next(analyses))
         return plan_memory(program, memory, 0.5, nothing)
 
     monkeypatch.setattr(CompiledModel, "lower", lambda self, what: None)
@@ -137,7 +141,7 @@ def test_a_step_for_a_chip_has_its_kernel_and_updates_pages_in_place(chip: str) 
         assert {array.dtype for array in jax.tree.leaves(program.pools)} == {jnp.dtype("bfloat16")}
         assert program.shapes[0].rows == CONFIG.row_buckets()[0] > 1  # a row alone is cheaper on a CPU only
         for function in (program.shapes[-1], StateFunction.COPY_PAGES):
-            found = memory_analysis(program.lower(function))
+            found = memory_analysis(program.lower(function), program.compiler_options)
             assert found.alias_size_in_bytes >= sum(2 * math.prod(x.shape) for x in jax.tree.leaves(program.pools))
             assert found.output_size_in_bytes - found.alias_size_in_bytes < 16384
 
@@ -175,7 +179,7 @@ def compile_step(name: str) -> tuple[tuple[str, str], int, int]:
     memory_planner.TARGETS = {name: OTHER_CHIPS[name][0]}
     with compiling_for(name) as (devices, _):
         program = CompiledModel(*abstract(TINY, "bfloat16", kv_dtype="int8"), CONFIG, devices[0])
-        found = memory_analysis(program.lower(program.shapes[-1]))
+        found = memory_analysis(program.lower(program.shapes[-1]), program.compiler_options)
         pools = jax.tree.leaves(program.pools)
         choice = program.kernel.name, program.kernel.why_no_kernel
         return choice, found.alias_size_in_bytes, sum(math.prod(x.shape) * x.dtype.itemsize for x in pools)

@@ -10,7 +10,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import mesh_plan
 from jaxctx.engine.runner.collectives import find_collectives
 from jaxctx.engine.runner.compiled_model import CompiledModel, StateFunction
-from jaxctx.engine.runner.memory_planner import MemoryNeeds, compile_without_device, compiling_for, measure_needs
+from jaxctx.engine.runner.memory_planner import MemoryNeeds, compile_described, compiling_for, measure_needs
 from jaxctx.engine.runner.mesh_plan import CollectiveSum, described_on, plan_mesh
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
@@ -43,8 +43,8 @@ def test_a_plan_for_many_layers_is_what_they_take() -> None:
     program = CompiledModel(model, described_on(mesh, model, params), CONFIG, mesh)
     texts: list[str] = []
 
-    def analyse(lowered):
-        compiled = compile_without_device(lowered)
+    def analyse(lowered, options):
+        compiled = compile_described(lowered, options)
         texts.append(compiled.as_text())
         return compiled.memory_analysis()
 
@@ -95,7 +95,7 @@ def test_steps_for_chips_sum_in_bfloat16_and_loads_gather_on_the_chips(target: s
         program = CompiledModel(model, described_on(mesh, model, params), CONFIG, mesh)
         assert program.kernel.name == program.platform
         step, load = (
-            compile_without_device(program.lower(each)).as_text()
+            compile_described(program.lower(each), program.compiler_options).as_text()
             for each in (program.shapes[-1], StateFunction.LOAD_PAGES)
         )
     always = [(each.kind, each.dtype) for each in find_collectives(step) if each.always]
