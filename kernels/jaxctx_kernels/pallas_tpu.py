@@ -220,7 +220,7 @@ def scale_buffer(k_pages: KVPages, heads: int, pages: int) -> Any:
     """The type of the buffer in which scales of one item's tokens lie side by side; None without scales."""
     if not isinstance(k_pages, QuantizedKV):
         return None
-    _, _, side_by_side, page_size = k_pages.scales.shape
+    side_by_side, page_size = k_pages.scales.shape[2], k_pages.values.shape[2]
     return pltpu.VMEM((2, heads, side_by_side, pages * page_size), jnp.float32)
 
 
@@ -348,7 +348,7 @@ def lay_out_scales(step: GridStep, slot: jax.Array, pages: int) -> None:
     def lay_out_head(head: jax.Array) -> None:
         for kind, ring in enumerate(step.memory.rings):
             for n in range(pages):
-                scales[kind, head, :, n * page_size : (n + 1) * page_size] = ring.scales[slot, head, n]
+                scales[kind, head, :, n * page_size : (n + 1) * page_size] = ring.scales[slot, head, n, :, :page_size]
 
 
 # Attention to one item

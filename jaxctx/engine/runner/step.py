@@ -124,6 +124,7 @@ class PagedAttention:
         self.metadata_shape = shape.metadata
         self.mask = unpack_mask(inputs.mask) if shape.mask_words else None
         self._attend = _attention(shape.metadata, mesh)
+        self._write = _writing(shape.metadata, mesh)
 
     def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         """Write the rows' k and v into the layer's pages, then attend. For shapes see `AttentionBackend`."""
@@ -133,7 +134,7 @@ class PagedAttention:
             kv_slots = kv_slots + first_page * self.metadata_shape.page_size
             metadata = metadata._replace(pages=metadata.pages + first_page)
         cache = self.pools[index]
-        cache = KVCache(kernels.write_kv(cache.k, k, kv_slots), kernels.write_kv(cache.v, v, kv_slots))
+        cache = KVCache(*self._write(cache.k, cache.v, k, v, kv_slots))
         self.pools = (*self.pools[:index], cache, *self.pools[index + 1 :])
         return self._attend(q, cache.k, cache.v, metadata, self.mask)
 
@@ -151,6 +152,22 @@ def _attention(shape: kernels.MetadataShape, mesh: Mesh | None) -> Callable[...,
     read = (heads, pool, pool, replicated, replicated)
     sharded: Callable[..., jax.Array] = jax.shard_map(
         attend, mesh=mesh, in_specs=read, out_specs=heads, check_vma=False
+    )
+    return sharded
+
+
+def _writing(shape: kernels.MetadataShape, mesh: Mesh | None) -> Callable[..., tuple[Any, Any]]:
+    """`kernels.write_rows` for this shape: `(k pages, v pages, k, v, slots) → (k pages, v pages)`.
+
+    On a TPU it is a kernel, so that each device of a mesh writes its own heads; XLA splits what is not.
+    """
+    write = partial(kernels.write_rows, kernel=shape.kernel)
+    if mesh is None or shape.kernel != "tpu":
+        return write
+    heads, pool, replicated = PartitionSpec(None, TENSOR), PartitionSpec(TENSOR), PartitionSpec()
+    rows = (pool, pool, heads, heads, replicated)
+    sharded: Callable[..., tuple[Any, Any]] = jax.shard_map(
+        write, mesh=mesh, in_specs=rows, out_specs=(pool, pool), check_vma=False
     )
     return sharded
 
