@@ -6,7 +6,7 @@ and nobody reads it. Donate the arrays to the jitted step, or XLA copies them.
 
     on a CPU, GPU     [kv_heads,     pages, page_size, head_dim]
     on a TPU          [kv_heads / n, pages, page_size, n * head_dim]    n heads side by side fill 128 lanes
-    scales            [kv_heads / n, pages, n, page_size]               on a TPU at least 128 lanes, of which these are first
+    scales            [kv_heads / n, pages, n, page_size]               on a TPU whole rows of 128 lanes
 
 XLA on CPU widens bfloat16 arrays around a scatter (88 ms for 128 MB, against 0.2 ms), so there bfloat16 is stored as
 its bits in uint16 and reinterpreted where it is read. No one outside this package needs to know.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import jax
@@ -77,7 +78,9 @@ class Case:
         """Pages with something in every slot, and where there are spare lanes of scales also there."""
         struct = kv_pages_struct(self.heads, self.pages, self.page_size, self.dim, self.dtype, "tpu")
         pages = jax.tree.map(lambda array: jnp.ones(array.shape, array.dtype), struct)
-        return write_kv(pages, self.random_rows(rng, self.pages * self.page_size), jnp.arange(self.pages * self.page_size))
+        return write_kv(
+            pages, self.random_rows(rng, self.pages * self.page_size), jnp.arange(self.pages * self.page_size)
+        )
 
     def random_rows(self, rng: Generator, count: int) -> jax.Array:
         return jnp.asarray(rng.normal(size=(count, self.heads, self.dim)), jnp.bfloat16)
@@ -110,10 +113,115 @@ def bits(array: jax.Array) -> np.ndarray:
     return np.ascontiguousarray(array).view(np.uint8)
 
 
+QUICK_CASES = [
+    Case(),
+    Case(rows=9, dtype="float32", heads=3),
+    Case(rows=13, page_size=32, heads=4, dim=64, dtype="int8", pages=6),
+]
+SLOW_CASES = [
+    Case(rows=30, page_size=64, dtype="int8", pages=6),
+    Case(rows=11, dtype="float8_e4m3fn", heads=1, dma="eager"),
+    Case(rows=17, page_size=32, dim=256, pages=6, dma="eager"),
+    Case(rows=90, page_size=256, dtype="int8", dim=256, pages=3),
+    Case(rows=5, page_size=128, dim=64, dtype="float8_e4m3fn", pages=3),
+]
+
+
 @pytest.mark.parametrize(
     "case",
-    [Case(), Case(dtype="float32", rows=9), Case(dtype="int8", page_size=32, pages=6), Case(dim=64, dtype="int8", heads=4), Case(dtype="float8_e4m3fn", rows=11)],
-    ids=str,
+    [
+        *[pytest.param(case, id=str(case)[5:-1]) for case in QUICK_CASES],
+        *[pytest.param(case, id=str(case)[5:-1], marks=pytest.mark.slow) for case in SLOW_CASES],
+    ],
 )
 def test_random_slots(rng: Generator, case: Case) -> None:
     case.check(rng, case.slots(rng))
+
+
+@pytest.mark.parametrize(
+    "case", [Case(rows=70), pytest.param(Case(rows=80, page_size=64, dtype="int8", pages=6), marks=pytest.mark.slow)]
+)
+def test_chunks_of_prompts_and_decoding_rows(rng: Generator, case: Case) -> None:
+    """A chunk that begins and ends within tiles and fills some between, rows alone, and padding among them."""
+    middle = case.page_size + case.page_size // 2 + 3
+    chunk = np.arange(middle, middle + case.rows - 20)
+    end = (case.pages - 2) * case.page_size
+    alone = rng.permutation(np.arange(end, end + case.page_size))[:10]
+    case.check(rng, np.concatenate([alone[:5], chunk, [0] * 6, alone[5:], [0] * 4]))
+
+
+def test_all_rows_in_one_page(rng: Generator) -> None:
+    Case(rows=16).check(rng, 5 * 16 + rng.permutation(16))
+
+
+def test_whole_tiles_whose_rows_are_not_in_order(rng: Generator) -> None:
+    """All slots of two tiles: of one the rows are in order, of the other not, though its first and last row are."""
+    slots = np.concatenate([np.arange(16, 32), 48 + np.arange(16)])
+    slots[[20, 21]] = slots[[21, 20]]
+    Case(rows=32).check(rng, slots)
+
+
+def test_every_row_in_its_own_page(rng: Generator) -> None:
+    Case().check(rng, np.arange(1, 12) * 16 + rng.integers(0, 16, 11))
+
+
+def test_only_padding_changes_nothing(rng: Generator) -> None:
+    Case(dtype="int8").check(rng, np.array([0, 3, 0, 0, 15]))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_what_is_not_finite_spoils_its_row_of_a_head_and_no_other(rng: Generator, dtype: str) -> None:
+    case = Case(rows=6, dtype=dtype)
+    k = np.array(case.random_rows(rng, 6), np.float32)
+    k[2, 1, 7], k[4, 0, 0] = np.nan, np.inf
+    case.check(rng, np.array([20, 40, 21, 100, 22, 23]), k=jnp.asarray(k, jnp.bfloat16))
+
+
+@pytest.mark.slow
+def test_heads_in_turn(rng: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit into VMEM at once is written for one KV head after the other."""
+    monkeypatch.setattr(pallas_tpu_write, "ROWS_BYTES", 1)
+    case = Case(rows=20, heads=2, dtype="int8")
+    case.check(rng, np.concatenate([case.slots(rng, 8), [0, 0, 0, 0]]))
+    Case(rows=32, heads=2, dim=256).check(rng, np.arange(32, 64))
+
+
+def test_a_write_back_not_waited_for_is_seen(rng: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests rest on."""
+    patient = pallas_tpu_write.pltpu.make_async_copy
+    hasty = lambda *args: SimpleNamespace(start=patient(*args).start, wait=lambda: None)  # noqa: E731
+    monkeypatch.setattr(pallas_tpu_write, "pltpu", SimpleNamespace(**{**vars(pltpu), "make_async_copy": hasty}))
+    case = Case(rows=60, dma="eager")
+    with pytest.raises(Exception, match=r"RACE DETECTED|races_found"):
+        case.check(rng, case.slots(rng))
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 32])
+def test_tiles_are_found(rng: Generator, tokens: int) -> None:
+    """Against a search one by one, in sorted slots of runs and gaps whose rows are partly in order."""
+    slots = np.flatnonzero(rng.random(400) < 0.97)[:200]
+    rows = np.arange(200)
+    rows[150:] = rng.permutation(np.arange(150, 200))
+    begins, inside = pallas_tpu_write.find_tiles(jnp.asarray(slots), jnp.asarray(rows), tokens)
+    want_begins, want_inside = np.zeros(200, bool), np.zeros(200, bool)
+    for n in range(201 - tokens):
+        run = np.arange(tokens)
+        if slots[n] % tokens == 0 and (slots[n : n + tokens] == slots[n] + run).all():
+            if (rows[n : n + tokens] == rows[n] + run).all():
+                want_begins[n], want_inside[n : n + tokens] = True, True
+    np.testing.assert_array_equal(begins, want_begins)
+    np.testing.assert_array_equal(inside, want_inside)
+
+
+def test_rows_of_two_layers_share_a_plan() -> None:
+    """It is sorted once a step, whatever the number of layers."""
+    struct = jax.ShapeDtypeStruct((2, 12, 16, 128), jnp.bfloat16)
+    slots = jax.ShapeDtypeStruct((16,), jnp.int32)
+
+    def plans(count: int) -> int:
+        def make(slots: jax.Array) -> Any:
+            return [pallas_tpu_write.plan_groups(slots, struct) for _ in range(count)]
+
+        return jax.jit(make).lower(slots).compile().as_text().count(" sort(")
+
+    assert plans(3) == plans(1) > 0
