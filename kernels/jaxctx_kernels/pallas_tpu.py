@@ -144,7 +144,7 @@ def attend(
     most_pages = max(c.pages for c in shape.classes)
     together = heads_at_once(stored_heads, height, lanes, most_pages * page_size, jnp.dtype(dtype).itemsize)
     of_heads = pl.BlockSpec((together, height, lanes), lambda block, *_: (block, 0, 0))
-    pages = k_pages, v_pages
+    pages = in_hbm((k_pages, v_pages))
     out = pl.pallas_call(
         partial(kernel, shape=shape, group=group, score_scale=dim**-0.5 / math.log(2)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -153,7 +153,7 @@ def attend(
             in_specs=[
                 of_heads,
                 pl.BlockSpec((height, 1), lambda *_: (0, 0)),
-                jax.tree.map(lambda _: pl.BlockSpec(memory_space=pl.ANY), pages),
+                jax.tree.map(lambda _: pl.BlockSpec(memory_space=pltpu.HBM), pages),
             ],
             out_specs=of_heads,
             scratch_shapes=[
@@ -170,6 +170,14 @@ def attend(
         name="attend",
     )(metadata.class_ends, metadata.items.reshape(-1), metadata.pages, query, visible_tokens, pages)
     return collect_outputs(out, rows, heads, dim)[metadata.batch_to_sorted]
+
+
+def in_hbm(pages: Any) -> Any:
+    """The same page arrays for a kernel, which then takes them where they lie.
+
+    XLA would bring arrays that fit, such as those of scales, into VMEM before each call, and back after it.
+    """
+    return jax.tree.map(lambda array: pltpu.with_memory_space_constraint(array, pltpu.HBM), pages)
 
 
 def spread_queries(

@@ -36,7 +36,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Int32, Shaped, UInt32
 
 from jaxctx_kernels.kv_cache import LANES, KVPages, QuantizedKV, encode, kv_values, quantize
-from jaxctx_kernels.pallas_tpu import VMEM_BYTES, Ref
+from jaxctx_kernels.pallas_tpu import VMEM_BYTES, Ref, in_hbm
 
 BLOCK = 4  # groups that are merged in one basic block
 BLOCKS = 4  # that are on their way, in or out
@@ -188,7 +188,7 @@ def run_kernel(plan: Plan, rows: tuple[Rows, Rows], pages: tuple[KVPages, KVPage
     def of_block(array: jax.Array) -> pl.BlockSpec:
         return pl.BlockSpec((None, *array.shape[1:]), lambda step, *_: (step, *[0] * (array.ndim - 1)))
 
-    in_place = jax.tree.map(lambda _: pl.BlockSpec(memory_space=pl.ANY), pages)
+    in_place = jax.tree.map(lambda _: pl.BlockSpec(memory_space=pltpu.HBM), pages)
     scratch = [
         pltpu.VMEM((BLOCKS, BLOCK, 2, together, TILE_WORDS, lanes), jnp.uint32),
         pltpu.VMEM((BLOCKS, BLOCK, 2, together, lanes), jnp.uint32),
@@ -212,7 +212,7 @@ def run_kernel(plan: Plan, rows: tuple[Rows, Rows], pages: tuple[KVPages, KVPage
         # The slots come from the host, which checked them; on the chip a check takes longer than starting the copy.
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True),
         name="write_rows",
-    )(*plan, rows, pages)
+    )(*plan, rows, in_hbm(pages))
     return written
 
 
