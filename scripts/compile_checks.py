@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compiler_output.bundles import compile_and_count, dump_bundles, pool_copies
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
@@ -45,7 +46,6 @@ from jaxctx.model.functional import abstract
 from jaxctx.model.sharding import TENSOR, logical_sharding
 from jaxctx.model.weights import read_config
 from jaxctx_kernels import KVPages, attend, kv_pages_struct, metadata_shape, select_kernel, unpack_metadata, write_rows
-from scripts.compiler_output.bundles import compile_and_count, dump_bundles, pool_copies
 
 BASELINE = Path(__file__).with_name("compile_baseline.json")
 SLACK = 1.02  # growth that is none

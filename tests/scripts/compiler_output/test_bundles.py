@@ -8,8 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-
-from scripts.compiler_output.bundles import (
+from compiler_output.bundles import (
     Loop,
     compile_and_count,
     dump_bundles,
