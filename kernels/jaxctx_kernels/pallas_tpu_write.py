@@ -100,7 +100,7 @@ def plan_groups(slots: Int32[Array, " rows"], values: Any) -> Plan:
     tile_count, *of_tiles = keep(begins_tile, pages, offsets // tokens, first_rows)
     word_count, *of_words = keep(real & ~in_tile & is_first(words), pages, offsets // tokens, is_partial, *members)
     page_count, *of_pages = keep(real & is_first(pages), pages, numbers)
-    behind = jnp.full((1,), jnp.iinfo(jnp.int32).max, jnp.int32)
+    behind = jnp.full((1,), 2**31 - 1, jnp.int32)
     return Plan(
         tile_count,
         jnp.concatenate(of_tiles),

@@ -18,8 +18,24 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType, Mesh
 
-from jaxctx_kernels import QuantizedKV, kv_pages_struct, kv_values, pallas_tpu_write, read_pages, write_kv, write_rows
+from jaxctx.engine.runner.step import KVCache, PagedAttention, StepShape, unpack_inputs
+from jaxctx.model.sharding import TENSOR
+from jaxctx_kernels import (
+    KernelName,
+    QuantizedKV,
+    Segment,
+    kv_pages_struct,
+    kv_values,
+    metadata_shape,
+    pallas_tpu_write,
+    read_pages,
+    write_kv,
+    write_rows,
+)
+
+from .builders import packed_metadata
 
 Generator = np.random.Generator
 run_kernel = pallas_tpu_write.run_kernel
@@ -115,10 +131,10 @@ def bits(array: jax.Array) -> np.ndarray:
 
 QUICK_CASES = [
     Case(),
-    Case(rows=9, dtype="float32", heads=3),
     Case(rows=13, page_size=32, heads=4, dim=64, dtype="int8", pages=6),
 ]
 SLOW_CASES = [
+    Case(rows=9, dtype="float32", heads=3),
     Case(rows=30, page_size=64, dtype="int8", pages=6),
     Case(rows=11, dtype="float8_e4m3fn", heads=1, dma="eager"),
     Case(rows=17, page_size=32, dim=256, pages=6, dma="eager"),
@@ -150,10 +166,12 @@ def test_chunks_of_prompts_and_decoding_rows(rng: Generator, case: Case) -> None
     case.check(rng, np.concatenate([alone[:5], chunk, [0] * 6, alone[5:], [0] * 4]))
 
 
+@pytest.mark.slow
 def test_all_rows_in_one_page(rng: Generator) -> None:
     Case(rows=16).check(rng, 5 * 16 + rng.permutation(16))
 
 
+@pytest.mark.slow
 def test_whole_tiles_whose_rows_are_not_in_order(rng: Generator) -> None:
     """All slots of two tiles: of one the rows are in order, of the other not, though its first and last row are."""
     slots = np.concatenate([np.arange(16, 32), 48 + np.arange(16)])
@@ -161,6 +179,7 @@ def test_whole_tiles_whose_rows_are_not_in_order(rng: Generator) -> None:
     Case(rows=32).check(rng, slots)
 
 
+@pytest.mark.slow
 def test_every_row_in_its_own_page(rng: Generator) -> None:
     Case().check(rng, np.arange(1, 12) * 16 + rng.integers(0, 16, 11))
 
@@ -169,7 +188,7 @@ def test_only_padding_changes_nothing(rng: Generator) -> None:
     Case(dtype="int8").check(rng, np.array([0, 3, 0, 0, 15]))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)])
 def test_what_is_not_finite_spoils_its_row_of_a_head_and_no_other(rng: Generator, dtype: str) -> None:
     case = Case(rows=6, dtype=dtype)
     k = np.array(case.random_rows(rng, 6), np.float32)
@@ -225,3 +244,39 @@ def test_rows_of_two_layers_share_a_plan() -> None:
         return jax.jit(make).lower(slots).compile().as_text().count(" sort(")
 
     assert plans(3) == plans(1) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [False, True])
+def test_a_layer_of_a_step_writes_and_attends(rng: Generator, split: bool) -> None:
+    """As with plain JAX: what is attended to, and the pages. Split over a mesh, here of one device, too."""
+    rows, pages, page_size, heads = 24, 12, 16, 2
+    segments = [Segment(0, 20, 5, np.array([3, 7, 2], np.int32)), Segment(21, 1, 18, np.array([5, 9], np.int32))]
+    slots = np.zeros(rows, np.int32)
+    for each in segments:
+        tokens = each.position + np.arange(each.rows)
+        slots[each.first_row : each.first_row + each.rows] = each.pages[tokens // page_size] * page_size + tokens % 16
+    case = Case(page_size=page_size, heads=heads, pages=pages)
+    pool = KVCache(case.filled(rng), case.filled(rng))
+    q, k, v = (jnp.asarray(rng.normal(size=(rows, n, 128)), jnp.bfloat16) for n in (2 * heads, heads, heads))
+    mesh = Mesh(np.array(jax.devices()[:1]), (TENSOR,), axis_types=(AxisType.Auto,)) if split else None
+
+    def attend(kernel: KernelName) -> tuple[jax.Array, KVCache]:
+        shape = StepShape(rows, 1, metadata_shape(rows, page_size, pages * page_size, pages, kernel))
+        packed = np.zeros(shape.size, np.int32)
+        inputs = unpack_inputs(packed, shape)
+        inputs.kv_slots[:] = slots
+        inputs.metadata[:] = packed_metadata(segments, shape.metadata)
+
+        def layer(pool: KVCache, packed: jax.Array) -> tuple[jax.Array, KVCache]:
+            backend = PagedAttention((pool,), 1, unpack_inputs(packed, shape), shape, mesh)
+            return backend.attend(0, q, k, v), backend.pools[0]
+
+        return jax.jit(layer)(pool, jnp.asarray(packed))
+
+    want, want_pool = attend("reference")
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")):
+        got, got_pool = jax.block_until_ready(attend("tpu"))
+    np.testing.assert_allclose(got, want, rtol=2e-2, atol=2e-2)
+    for written, of_reference in zip(got_pool, want_pool, strict=True):
+        np.testing.assert_array_equal(bits(written[:, 1:]), bits(of_reference[:, 1:]))

@@ -66,7 +66,7 @@ def test_the_baseline_of_tpus_has_counts_and_no_copies() -> None:
 
 def test_some_targets_are_checked_in_part() -> None:
     assert is_checked("v5e", "kernel x")
-    assert is_checked("v7x", "step qwen3-0.6b, 16 rows, KV of int8")
+    assert is_checked("v7x", "write int8, 64 rows, pages of 64")
     assert not is_checked("v7x", "step qwen3-0.6b, 512 rows")
 
 
