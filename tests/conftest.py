@@ -47,6 +47,7 @@ LONGEST_FILES = (
     "tests/e2e/test_command.py",
     "tests/jaxctx/engine/runner/test_model_runner.py",
     "tests/kernels/test_pallas_tpu.py",
+    "tests/kernels/test_pallas_tpu_write.py",
     "tests/kernels/test_reference.py",
     "tests/jaxctx/engine/test_parity.py",
     "tests/e2e/test_engine_processes.py",

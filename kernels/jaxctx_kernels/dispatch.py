@@ -1,10 +1,13 @@
-"""Dispatch: one `attend` for all implementations of attention over a work list.
+"""Dispatch: one `attend` and one `write_rows` for all implementations.
 
     attend(…, shape)      shape.kernel       mask is None            under a mask
                           "reference"        reference.attend        reference.attend
                           "gpu"              mosaic_hopper.attend    reference.attend
                           "mma"              mosaic_mma.attend       reference.attend
                           "tpu"              pallas_tpu.attend       reference.attend
+
+    write_rows(…, kernel) "tpu"              pallas_tpu_write.write_rows
+                          another            kv_cache.write_kv, of keys and of values
 
 `select_kernel` takes the first that reads the pages; the caller puts the answer into the metadata's shape, with which a
 step is compiled. The implementations never call this module.
@@ -19,7 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-from jaxtyping import Array, Bool, Float, Float32
+from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
 
 from jaxctx_kernels import reference
 from jaxctx_kernels.kv_cache import (
@@ -30,6 +33,7 @@ from jaxctx_kernels.kv_cache import (
     fits_mma_kernel,
     fits_tpu_kernel,
     kv_values,
+    write_kv,
 )
 from jaxctx_kernels.metadata import HOPPER_PROCESSORS, AttentionMetadata, KernelName, MetadataShape, metadata_shape
 
@@ -125,3 +129,24 @@ def attend(
 
         return pallas_tpu.attend(q, k_pages, v_pages, metadata, shape=shape)
     return reference.attend(q, k_pages, v_pages, metadata, mask, shape=shape)
+
+
+def write_rows(
+    k_pages: KVPages,
+    v_pages: KVPages,
+    k: Shaped[Array, "rows kv_heads head_dim"],
+    v: Shaped[Array, "rows kv_heads head_dim"],
+    slots: Int32[Array, " rows"],
+    *,
+    kernel: KernelName,
+) -> tuple[Any, Any]:
+    """Store each row's keys and values at its slot, see `kv_cache.write_kv`, with what suits `kernel`.
+
+    Returns keys and values, updated in place if they are donated. No slot outside of page 0 may be there twice. What
+    page 0 holds afterwards is undefined.
+    """
+    if kernel == "tpu":
+        from jaxctx_kernels import pallas_tpu_write
+
+        return pallas_tpu_write.write_rows(k_pages, v_pages, k, v, slots)
+    return write_kv(k_pages, k, slots), write_kv(v_pages, v, slots)

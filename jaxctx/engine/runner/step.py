@@ -171,7 +171,7 @@ def write_and_attend(
     shape: kernels.MetadataShape,
 ) -> Attended:
     """Write k and v into one layer's pages, then attend: float32 `[rows, heads, head_dim]`, and the pages."""
-    cache = KVCache(kernels.write_kv(cache.k, k, kv_slots), kernels.write_kv(cache.v, v, kv_slots))
+    cache = KVCache(*kernels.write_rows(cache.k, cache.v, k, v, kv_slots, kernel=shape.kernel))
     return kernels.attend(q, cache.k, cache.v, metadata, mask, shape=shape), cache
 
 
