@@ -10,9 +10,9 @@ Nothing is allocated or run. What each function of compiled_functions.py takes i
     of a GPU           launches of a step, sorts; instructions, copies, barriers and spills of some kernels' loops
     of a TPU           bundles, spills, copies of whole pools
 
-Exit status 1 if something does not compile, is not in the baseline, grew (by over 2 %, or at all, as `compare` says), or
-does what a step never may. `--update` writes what was found instead, for the targets and names that were run; say in the
-commit why it grew.
+Exit status 1 if something does not compile, is not in the baseline, grew (by over 2 %, or at all, as `allowed` says),
+or does what a step never may. `--update` writes what was found instead, for the targets and names that were run; say in
+the commit why it grew.
 
 Another compiler may take other amounts, so the baseline names the versions, and under others nothing is compared. Needs
 the extras tpu and cuda13, or at least libtpu, jax-cuda13-plugin and jax-cuda13-pjrt of JAX's version; machine code is
@@ -162,9 +162,8 @@ def count_loops(code: MachineCode) -> dict[str, int]:
 
 def compare(name: str, found: dict[str, int], before: dict[str, int] | None) -> list[str]:
     """What is wrong with what was found."""
-    wrong = [
-        f"{found[what]:,} {what}, and {most:,} at most" for what, most in MOST.items() if found.get(what, 0) > most
-    ]
+    too_many = {what: most for what, most in MOST.items() if found.get(what, 0) > most}
+    wrong = [f"{found[what]:,} {what}, and {most:,} at most" for what, most in too_many.items()]
     if updates_pages(name) and found["not_in_place"] > SMALL_BYTES:  # a page array is larger than that
         wrong.append(f"{found['not_in_place']:,} bytes of outputs are not written in place")
     if before is None:
@@ -188,9 +187,7 @@ def allowed(what: str, before: int) -> float:
 
 def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
     """Run the checks of one target. Returns how many failed and, with `update`, what to keep."""
-    jax.config.update(
-        "jax_enable_compilation_cache", False
-    )  # what is found there is not compiled, so nothing is written
+    jax.config.update("jax_enable_compilation_cache", False)  # of what is found there compilers write nothing
     with ExitStack() as stack:
         bundles = Path(stack.enter_context(dump_bundles())) if PACKAGES[target] == "libtpu" else None
         devices, _ = stack.enter_context(compiling_for(target))
