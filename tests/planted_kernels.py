@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jaxctx.engine.runner import compiled_model
-from jaxctx_kernels import KernelChoice, dispatch, pallas_tpu, reference
+from jaxctx_kernels import KernelChoice, dispatch, pallas_tpu, pallas_tpu_write, reference, write_kv
 
 Kernel = Callable[..., jax.Array]
 
@@ -28,9 +28,15 @@ def plant_kernel(kernel: Kernel) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_model, "select_kernel", lambda *_, **__: KernelChoice("tpu"))
         patch.setattr(pallas_tpu, "attend", kernel)
+        patch.setattr(pallas_tpu_write, "write_rows", write)
         dispatch.attend.clear_cache()  # of traces with another kernel
         yield
     dispatch.attend.clear_cache()
+
+
+def write(k_pages: Any, v_pages: Any, k: jax.Array, v: jax.Array, slots: jax.Array) -> tuple[Any, Any]:
+    """What a kernel for writing should do."""
+    return write_kv(k_pages, k, slots), write_kv(v_pages, v, slots)
 
 
 def right(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any) -> jax.Array:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxctx_kernels
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.kernel_check import (
@@ -28,7 +27,7 @@ from jaxctx.engine.runner.step import KVCache
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
 from jaxctx.model.sharding import logical_sharding, make_mesh
-from jaxctx_kernels import KernelChoice, QuantizedKV
+from jaxctx_kernels import KernelChoice, QuantizedKV, dispatch
 from tests.planted_kernels import WRONG, plant_kernel, right
 
 TINY = ModelConfig(
@@ -144,12 +143,12 @@ def test_the_detail_says_where() -> None:
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_wrong_write_is_found(monkeypatch: pytest.MonkeyPatch, kv_dtype: str) -> None:
     """Of values, which attention alone would hardly show where a row sees many."""
-    write = jaxctx_kernels.write_kv
+    write = dispatch.write_kv
 
     def next_slot(pages: Any, rows: jax.Array, slots: jax.Array) -> Any:
         return write(pages, rows, jnp.where(slots > 0, slots ^ 1, 0))
 
-    monkeypatch.setattr(jaxctx_kernels, "write_kv", next_slot)
+    monkeypatch.setattr(dispatch, "write_kv", next_slot)
     report = check_kernels(program(kv_dtype))
     assert report.verdict is Verdict.DIFFERS
     assert all(case.wrong_slots > 0 for case in report.cases)
