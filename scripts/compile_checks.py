@@ -8,8 +8,8 @@ with scripts/compile_baseline.json. Exit status 1 if something does not compile,
 code than there, is not in the baseline, or if a step does not update the pages in place. `--update` writes what was
 found instead, for the targets and names that were run; say in the commit why it grew.
 
-Of some kernels for H200 the machine code is read, too: over 2 % more instructions or barriers in its loops fail, and any
-copy or spilled register more. That takes NVIDIA's assembler and disassembler (nvidia-cuda-nvcc, nvidia-cuda-nvdisasm).
+Of some kernels for H200 the machine code is read, too: over 2 % more instructions or barriers in its loops fail, and a
+copy or spill more, too. That takes NVIDIA's assembler and disassembler (nvidia-cuda-nvcc, nvidia-cuda-nvdisasm).
 
 Another compiler may take other amounts, so the baseline names the versions, and under others nothing is compared. Needs
 the extras tpu and cuda13, or at least libtpu, jax-cuda13-plugin and jax-cuda13-pjrt of JAX's version.

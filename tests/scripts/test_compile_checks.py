@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from compiler_output.sass import Loop, MachineCode
 
 from jaxctx.engine.runner.memory_planner import TARGETS
-from compiler_output.sass import Loop, MachineCode
 from scripts.compile_checks import BASELINE, MACHINE_CODE, PACKAGES, SMALL_BYTES, checks, compare, count_loops
 
 BEFORE = {"arguments": 1 << 30, "not_in_place": 6000, "temporaries": 100 << 20, "code": 50 << 20}
