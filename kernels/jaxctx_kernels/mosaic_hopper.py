@@ -681,7 +681,7 @@ def attend_step(
 
 def tokens_seen(pair: ConsumedPair, step: jax.Array) -> Bool[Array, "64 64"]:
     """Which of a step's tokens each row of the product sees."""
-    token = plgpu.broadcasted_iota(jnp.int32, (SIDE, SIDE), 1, layout=BY_PRODUCT)
+    token: jax.Array = plgpu.broadcasted_iota(jnp.int32, (SIDE, SIDE), 1, layout=BY_PRODUCT)
     return token < in_columns(pair.limit - step * SIDE, SIDE)
 
 

@@ -294,12 +294,13 @@ def spoil_clearing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spoil_widening(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers multiply what they widen for each other before the other is done."""
-    careless(monkeypatch, "widen", "barrier_wait")
+    careless(monkeypatch, "widen", "barrier_arrive", "barrier_wait")
 
 
-def careless(monkeypatch: pytest.MonkeyPatch, part: str, leaves_out: str) -> None:
+def careless(monkeypatch: pytest.MonkeyPatch, part: str, *leaves_out: str) -> None:
     """A part of the kernel leaves something out."""
-    careful, without = getattr(mosaic_hopper, part), SimpleNamespace(**{**vars(plgpu), leaves_out: lambda *of: None})
+    nothing = dict.fromkeys(leaves_out, lambda *of: None)
+    careful, without = getattr(mosaic_hopper, part), SimpleNamespace(**{**vars(plgpu), **nothing})
 
     def spoilt(*of: Any) -> Any:
         with monkeypatch.context() as patch:
