@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 INT32 = np.dtype(np.int32)
-KernelName: TypeAlias = Literal["reference", "gpu", "tpu"]
+KernelName: TypeAlias = Literal["reference", "gpu", "mma", "tpu"]
 
 
 class TileSize(NamedTuple):
@@ -69,8 +69,9 @@ TILE_SIZES: dict[KernelName, tuple[TileSize, ...]] = {
         TileSize(128, 256),
         TileSize(256, 512),
     ),
-    # The Hopper kernel cuts the work anew. Tiles of these sizes are computed only by the reference, under a mask.
+    # Kernels of GPUs cut the work anew. Tiles of these sizes are computed only by the reference, under a mask.
     "gpu": (TileSize(1, 1024), TileSize(16, 1024), TileSize(128, 1024)),
+    "mma": (TileSize(1, 1024), TileSize(16, 1024), TileSize(128, 1024)),
     "tpu": (
         TileSize(1, 128),
         TileSize(1, 512),
@@ -145,7 +146,7 @@ class MetadataShape:
     pages: int  # capacity of the page list; one class's pages can be read from its last entry
     share_tokens: int  # see SHARE_TOKENS
     kernel: KernelName  # what computes the attention
-    processors: int  # of the device; the Hopper kernel cuts a step's work into a part for each
+    processors: int  # of the device; kernels of GPUs cut a step's work into a part, or two, for each
 
     def size(self) -> int:
         """How many int32 the packed metadata takes: class ends, three per row, the items, the page list."""

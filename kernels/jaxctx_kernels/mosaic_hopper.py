@@ -80,7 +80,7 @@ class TileConfig:
     ways: int  # 2 where both consumers have the same product and take turns at steps, else 1
     tiles: int
     units: int
-    in_registers: bool  # whether weights are multiplied and outputs added up there, which interpreters cannot
+    in_registers: bool = False  # whether weights are multiplied and outputs added up there, which interpreters cannot
 
     @property
     def products(self) -> int:
