@@ -108,7 +108,7 @@ def _sums(by_key: dict[tuple[str, str], tuple[int, int]]) -> tuple[CollectiveSum
 def _compile(
     model: DecoderModel, params: FlatParams, config: EngineConfig, mesh: Mesh, progress: CompileProgress, layers: int
 ) -> _Compiled:
-    texts: list[str] = []  # the last is of the largest step
+    texts: list[str | None] = []  # the last is of the largest step
 
     def analyse(lowered: jax.stages.Lowered) -> Any:
         compiled = compile_without_device(lowered)
