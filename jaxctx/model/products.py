@@ -52,11 +52,12 @@ def project_and_sum(
 
     def part(x: jax.Array, weight: jax.Array) -> jax.Array:
         product = project(x, weight).astype(weight.dtype)
-        return jax.lax.psum(product, EVERY_DEVICE).astype(jnp.float32)
+        summed: jax.Array = lax.psum(product, EVERY_DEVICE)
+        return summed.astype(jnp.float32)
 
     split, whole = PartitionSpec(None, EVERY_DEVICE), PartitionSpec()
-    summed: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=(split, split), out_specs=whole)(x, weight)
-    return summed
+    product: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=(split, split), out_specs=whole)(x, weight)
+    return product
 
 
 def contract_one(x: Float[Array, " in"], weight: Float[Array, "out in"]) -> Float32[Array, " out"]:

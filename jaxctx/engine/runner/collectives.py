@@ -29,8 +29,13 @@ class Collective:
     always: bool  # else it stands in a branch or in a loop, and runs never, once or often
 
 
-def find_collectives(hlo: str) -> tuple[Collective, ...]:
-    """All collectives in the text of a compiled function (`compiled.as_text()`), in its order."""
+def find_collectives(hlo: str | None) -> tuple[Collective, ...]:
+    """All collectives in the text of a compiled function (`compiled.as_text()`), in its order.
+
+    Raises ValueError where a compiler gives no text.
+    """
+    if hlo is None:
+        raise ValueError("the compiler gives no text of what it compiled")
     bodies = dict(_computations(hlo))
     always = _called_always(bodies)
     found = []
@@ -49,7 +54,8 @@ def find_collectives(hlo: str) -> tuple[Collective, ...]:
 
 def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
     """Name and lines of each; that of the entry is empty."""
-    name, lines = None, []
+    name: str | None = None
+    lines: list[str] = []
     for line in hlo.splitlines():
         start = _COMPUTATION.match(line)
         if start:

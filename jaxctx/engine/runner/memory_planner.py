@@ -75,8 +75,8 @@ def compiling_for(name: str) -> Iterator[tuple[Sequence[jax.Device], int]]:
         devices = jax.devices()
         yield devices, (devices[0].memory_stats() or {}).get("bytes_limit", physical_memory())
         return
-    with compiling_for_target(name, TARGETS[name]) as devices:
-        yield devices[:4], TARGETS[name].memory
+    with compiling_for_target(name, TARGETS[name]) as described:
+        yield described[:4], TARGETS[name].memory
 
 
 @contextmanager

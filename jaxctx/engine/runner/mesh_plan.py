@@ -109,7 +109,7 @@ def _sums(by_key: dict[tuple[str, str], tuple[int, int]]) -> tuple[CollectiveSum
 def _compile(
     model: DecoderModel, params: FlatParams, config: EngineConfig, mesh: Mesh, progress: CompileProgress, layers: int
 ) -> _Compiled:
-    texts: list[str] = []  # the last is of the largest step
+    texts: list[str | None] = []  # the last is of the largest step
 
     def analyse(lowered: jax.stages.Lowered, options: CompilerOptions) -> Any:
         compiled = compile_described(lowered, options)

@@ -184,7 +184,7 @@ def test_pages_are_split_where_they_divide(shape: tuple[int, ...], group: int, a
 
 @pytest.mark.parametrize("tensor", [2, 4, 8])
 def test_a_mesh_has_its_kernel_with_more_devices_than_kv_heads(tensor: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_: KernelChoice("tpu"))
+    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_, **__: KernelChoice("tpu"))
     model, params = abstract(TINY, "bfloat16")
     program = CompiledModel(model, params, CONFIG, make_mesh(TINY, tensor=tensor))
     assert {shape.metadata.kernel for shape in program.shapes} == {"tpu"}

@@ -90,8 +90,9 @@ def test_steps_for_chips_sum_in_bfloat16_and_loads_gather_on_the_chips(target: s
     if jax.__version_info__ < (0, 11, 2) or find_spec("libtpu" if target == "v5e" else "jax_cuda13_plugin") is None:
         pytest.skip("the compiler is not installed: .ci/run has a stage with it")
     with compiling_for(target) as (devices, _):
-        mesh = make_mesh(TINY, tensor=4, devices=devices)
-        model, params = abstract(TINY, "bfloat16")
+        config = replace(TINY, vocab_size=4096)  # of so few logits as 64 a TPU's compiler shifts some between chips
+        mesh = make_mesh(config, tensor=4, devices=devices)
+        model, params = abstract(config, "bfloat16")
         program = CompiledModel(model, described_on(mesh, model, params), CONFIG, mesh)
         assert program.kernel.name == program.platform
         step, load = (
