@@ -27,6 +27,8 @@ def banner(
     seconds: float,
     *,
     window: int | None = None,
+    sizes: str = "",
+    host_tier: str = "",
     why_no_kernel: str = "",
     tls: str | None = None,
     is_readable: bool = False,
@@ -36,7 +38,9 @@ def banner(
     `info` is None on a router, whose engines register with it. `addresses` are those of gRPC, with their
     real ports; `http_url` is None where HTTP is not served. `keys` is None where
     the server has no keys. `window` is the model's attention window in tokens, if that limits the length of a context.
-    `why_no_kernel` is a clause that says why the device has no kernel for attention; empty: it has one, or is a CPU.
+    `sizes` says which page size, requests at once and rows of a step there are, and why; `host_tier` the size of the
+    host tier, and why, empty if there is none. `why_no_kernel` is a
+    clause that says why the device has no kernel for attention; empty: it has one, or is a CPU.
     `seconds` is how long the start took. `tls` is what the TCP addresses use, TLS or mTLS; None: neither.
     `is_readable`: what is sent passes other machines as plain text.
     """
@@ -44,6 +48,10 @@ def banner(
     access = f"none: whoever {anyone} may do everything" if keys is None else f"{len(keys)} accepted"
     suffix = "" if tls is None else f" ({tls})"
     rows = [("role", "router, for engines that register here")] if info is None else _model_rows(info, window)
+    if sizes:
+        rows.append(("sizes", sizes))
+    if host_tier:
+        rows.append(("host tier", host_tier))
     for address in addresses:
         rows.append(("gRPC", address if address.startswith("unix:") else f"{address}{suffix}"))
     if http_url is not None:

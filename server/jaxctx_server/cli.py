@@ -7,6 +7,7 @@ What the extra `server` brings is imported within `main`, which says what to ins
 """
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -206,17 +207,21 @@ def compile_ahead(config: "CompileConfig") -> int:
 
 
 def plan(config: "PlanConfig") -> int:
-    """Print what fits; the status says whether anything does, or --kv-tokens."""
+    """Print the sizes and what fits; the status says whether anything does, or --kv-tokens."""
     from jaxctx_server import engine_builder
     from jaxctx_server.progress import progress_shown
 
     with progress_shown(sys.stderr) as progress:
         found = engine_builder.plan(config, progress)
-    print(f"{config.model or 'bundled'} on {config.target}")
-    for name, value in asdict(found).items():
-        amount = f"{value / 2**20:14,.1f} MiB" if name.endswith("_bytes") else f"{value:14,}"
-        print(f"  {name.removesuffix('_bytes').replace('_', ' '):<16} {amount}")
-    return OK if found.tokens >= max(1, config.kv_tokens or 1) else MODEL
+    model = config.model or "bundled"
+    if config.json:
+        print(json.dumps({"model": model, "target": config.target, **asdict(found.sizes), **asdict(found.memory)}))
+    else:
+        print(f"{model} on {config.target}: {found.sizes.in_words}")
+        for name, value in asdict(found.memory).items():
+            amount = f"{value / 2**20:14,.1f} MiB" if name.endswith("_bytes") else f"{value:14,}"
+            print(f"  {name.removesuffix('_bytes').replace('_', ' '):<16} {amount}")
+    return OK if found.memory.tokens >= max(1, config.kv_tokens or 1) else MODEL
 
 
 def draw(config: "DrawConfig") -> int:

@@ -136,6 +136,8 @@ class FakeEngine:
 
     attention_window: int | None = None
     attention_kernel = KernelChoice("reference")
+    sizes_in_words = "page 4, 4 at once, 16 rows a step (as set)"
+    host_tier_in_words = ""
 
     def __init__(self) -> None:
         self.info = INFO

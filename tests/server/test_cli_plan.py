@@ -63,7 +63,7 @@ def test_the_table(directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     Planned(monkeypatch)
     assert main(["plan", directory, "--target", "here"], {}) == OK
     assert capsys.readouterr().out.splitlines() == [
-        f"{directory} on here",
+        f"{directory} on here: page 16, 32 at once, 512 rows a step (defaults of this CPU)",
         "  memory                 16,384.0 MiB",
         "  weights                 1,536.0 MiB",
         "  sampling                    1.0 MiB",
@@ -75,6 +75,32 @@ def test_the_table(directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         "  tokens                    8,192",
         "  contexts of 4096              2",
     ]
+
+
+def test_the_same_as_json(directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    Planned(monkeypatch)
+    assert main(["plan", directory, "--json", "--max-batch", "4"], {}) == OK
+    assert json.loads(capsys.readouterr().out) == {
+        "model": directory,
+        "target": "here",
+        "page_size": 16,
+        "max_batch": 4,
+        "max_batch_tokens": 512,
+        "moving_pages": 2,
+        "reason": "requests as set, the rest defaults of this CPU",
+        "memory_bytes": 1 << 34,
+        "weights_bytes": 3 << 29,
+        "sampling_bytes": 1 << 20,
+        "temporaries_bytes": 5 << 20,
+        "code_bytes": 0,
+        "left_bytes": -12345 << 10,
+        "kv_bytes": 123456,
+        "pages": 512,
+        "tokens": 8192,
+        "contexts_of_4096": 2,
+    }
+    Planned(monkeypatch, pages=0)
+    assert main(["plan", directory, "--json"], {}) == MODEL
 
 
 def test_settings_and_shapes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +139,7 @@ def test_what_does_not_fit_has_a_status(directory: str, monkeypatch: pytest.Monk
         (["--kv-tokens", "9", "--memory-fraction", "0.5"], USAGE, "only one of them may be set"),
         (["--target", "v5e"], USAGE, "v5e: "),
         (["--target", "h200"], USAGE, "h200: "),
+        (["--target", "a100-80gb"], USAGE, "a100-80gb: its compiler is not installed"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -136,7 +136,7 @@ async def test_a_restored_context_misses_what_no_tier_has(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"model_revision": "other"}, {"kv_dtype": "int8"}, {"page_size": 32}, {"page_bytes": 1}]
+    "changes", [{"model_revision": "other"}, {"kv_dtype": "int8"}, {"page_size": 64}, {"page_bytes": 1}]
 )
 async def test_pages_of_another_model_are_not_used(
     engine: LocalEngine, snapshot_contexts: SnapshotContexts, changes: dict[str, Any]
