@@ -33,7 +33,7 @@ TOP_LOGPROBS = 20
 FORMATS = ["<f4"] * 6 + ["<u8"] + ["<i4"] * 2 + ["?"] * 4
 ROW = np.dtype({"names": SamplingBatch._fields, "formats": FORMATS, "itemsize": 44})  # one row of a SamplingBatch
 ROW_WORDS = ROW.itemsize // 4  # int32
-MAX_GATHERED_ROWS = 64  # of the slots' state
+MAX_GATHERED_ROWS = 128  # of the slots' state
 
 
 class SlotState(NamedTuple):
@@ -221,7 +221,7 @@ def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotSta
 
 
 def _of_slots(array: jax.Array, slots: Int32[Array, " rows"]) -> jax.Array:
-    """The rows of these slots, `[rows, vocab]`: 256 at once would not fit into a TPU v5e's vector memory."""
+    """The rows of these slots, `[rows, vocab]`, few at a time: 256 did not fit into the vector memory of a TPU v5e."""
     parts = [array[slots[start : start + MAX_GATHERED_ROWS]] for start in range(0, slots.shape[0], MAX_GATHERED_ROWS)]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 

@@ -150,7 +150,7 @@ H200_DESCRIPTION = Path(__file__).with_name("h200.txtpb").read_text("utf-8")
 
 
 def describe_gpu(gpu: Gpu) -> str:
-    """The description of an H200, which XLA is given where there is no GPU to ask, with the numbers of another GPU."""
+    """What XLA is told of a GPU that it cannot ask: the description of an H200 with the numbers of this one."""
     major, minor = gpu.capability.split(".")
     own_instructions = " feature_extension: ACCELERATED_FEATURES" if gpu.capability in ("9.0", "10.0") else ""
     changes = {
