@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxctx.engine.runner import memory_planner
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.memory_planner import MemoryPlan
+from jaxctx.engine.runner.memory_planner import TARGETS, MemoryPlan
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx_server import engine_builder
 from jaxctx_server.cli import main
@@ -101,6 +103,21 @@ def test_the_same_as_json(directory: str, monkeypatch: pytest.MonkeyPatch, capsy
     }
     Planned(monkeypatch, pages=0)
     assert main(["plan", directory, "--json"], {}) == MODEL
+
+
+@pytest.mark.parametrize(("target", "page_size", "platform"), [("v5e", 128, "TPU"), ("h200", 64, "GPU")])
+def test_a_chips_own_sizes_compile_for_it(
+    target: str, page_size: int, platform: str, directory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if jax.__version_info__ < (0, 11, 2) or find_spec(TARGETS[target].module) is None:
+        pytest.skip(f"the compiler for {target} is not installed: .ci/run has a stage with it")
+    assert main(["plan", directory, "--target", target, "--json"], {}) == OK
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    sizes = (found["page_size"], found["max_batch"], found["max_batch_tokens"])
+    assert (sizes, found["reason"]) == ((page_size, 256, 2048), f"defaults of this {platform}")
+    assert found["tokens"] == found["pages"] * page_size >= 256 * 64
+    assert "compiling: 3/3 step of 2048 rows" in captured.err
 
 
 def test_settings_and_shapes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
