@@ -8,6 +8,10 @@ with scripts/compile_baseline.json. Exit status 1 if something does not compile,
 code than there, is not in the baseline, or if a step does not update the pages in place. `--update` writes what was
 found instead, for the targets and names that were run; say in the commit why it grew.
 
+Of some kernels for H200 the machine code is read, too: over 2 % more instructions or barriers in its loops fail, and
+any copy or spilled register more. That takes NVIDIA's assembler and disassembler (nvidia-cuda-nvcc and
+nvidia-cuda-nvdisasm).
+
 Another compiler may take other amounts, so the baseline names the versions, and under others nothing is compared. Needs
 the extras tpu and cuda13, or at least libtpu, jax-cuda13-plugin and jax-cuda13-pjrt of JAX's version.
 """
@@ -30,6 +34,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compiler_output.sass import MachineCode, MissingTools, Tools, dumped_kernels, find_tools, read_kernel
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
@@ -47,10 +52,19 @@ SLACK = 1.02  # growth that is none
 SMALL_BYTES = 1 << 16  # growth that does not matter
 STEPS = (("qwen3-0.6b", 16), ("qwen3-0.6b", 512), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
 KERNEL_ROWS = 64
+LONG_ROWS = 256  # of a kernel in whose steps consumers have a product each
 EIGHT_BITS = ((64, "int8"), (128, "int8"), (128, "float8_e4m3fn"), (256, "int8"))
 KV_HEADS = 8
 SIZES = EngineConfig(pages=256, max_batch=32, max_batch_tokens=512, max_context_tokens=8192)  # 8B fits a v5e, just
 KERNEL_TOKENS = 32768  # of the pool of a kernel by itself
+MACHINE_CODE = (  # kernels for H200 whose machine code is read
+    *(f"kernel head_dim {dim}, pages of {size}, group 4" for dim in (64, 128, 256) for size in (16, 64)),
+    "kernel int8 head_dim 128, pages of 16, group 4",
+    "kernel bfloat16 head_dim 128, pages of 64, group 4, 256 rows",
+    "kernel int8 head_dim 128, pages of 64, group 4, 256 rows",
+)
+EXACT = ("spills", "loop_copies")  # where one more is one too many
+COUNTS = ("registers", "shared_bytes", "loop_instructions", "masked_loop_instructions", "loop_barriers")
 PACKAGES = {"v5e": "libtpu", "v6e": "libtpu", "h200": "jax-cuda13-plugin"}
 
 
@@ -71,10 +85,10 @@ def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat
         device, place = chips.one, SingleDeviceSharding(chips.one)
         pages = KERNEL_TOKENS // page_size
         pool = kv_pages_struct(KV_HEADS, pages, page_size, dim, dtype, device.platform)
-        name = select_kernel(device, pool).name
-        if name == "reference":
+        choice = select_kernel(device, pool, group)
+        if choice.name == "reference":
             raise LookupError("no kernel is chosen")
-        shape = metadata_shape(rows, page_size, SIZES.max_context_tokens, pages, name)
+        shape = metadata_shape(rows, page_size, SIZES.max_context_tokens, pages, choice.name, choice.processors)
 
         def struct(size: tuple[int, ...], dtype: object) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(size, dtype, sharding=place)
@@ -114,6 +128,9 @@ def checks() -> Iterator[tuple[str, Lower]]:
     yield "step qwen3-0.6b, 16 rows, KV of int8", step("qwen3-0.6b", 16, kv_dtype="int8")
     for dim, dtype in EIGHT_BITS:
         yield f"kernel {dtype} head_dim {dim}, pages of 16, group 4", kernel(KERNEL_ROWS, dim, 16, 4, dtype)
+    for dtype in ("bfloat16", "int8"):
+        name = f"kernel {dtype} head_dim 128, pages of 64, group 4, {LONG_ROWS} rows"
+        yield name, kernel(LONG_ROWS, 128, 64, 4, dtype)
     for dim, page_size, group in product((64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)):
         yield f"kernel head_dim {dim}, pages of {page_size}, group {group}", kernel(KERNEL_ROWS, dim, page_size, group)
 
@@ -129,6 +146,28 @@ def measure(lowered: jax.stages.Lowered) -> dict[str, int]:
     }
 
 
+def measure_machine_code(lower: Lower, chips: Chips, tools: Tools) -> dict[str, int]:
+    """What `measure` keeps, and of the kernel's machine code counts of its loops."""
+    with dumped_kernels(tools) as folder:
+        found = measure(lower(chips))
+        return found | count_loops(read_kernel(folder, "attend_unit", tools))
+
+
+def count_loops(code: MachineCode) -> dict[str, int]:
+    """What is kept of a kernel's machine code. An iteration is 64 tokens of a consumer, or of the producer."""
+    consumer = [loop.shortest for loop in code.loops if loop.products]
+    fastest = min((loop for loop in code.loops if loop.products), key=lambda loop: loop.shortest)
+    return {
+        "registers": code.registers,
+        "spills": code.spill_bytes,
+        "shared_bytes": code.shared_bytes,
+        "loop_instructions": fastest.shortest,
+        "masked_loop_instructions": max(consumer),
+        "loop_barriers": fastest.barriers,
+        "loop_copies": max(loop.copies for loop in code.loops),
+    }
+
+
 def compare(name: str, found: dict[str, int], before: dict[str, int] | None) -> list[str]:
     """What is wrong with what was found."""
     wrong = []
@@ -139,6 +178,12 @@ def compare(name: str, found: dict[str, int], before: dict[str, int] | None) -> 
     for what in ("temporaries", "code"):
         if found[what] > before[what] * SLACK + SMALL_BYTES:
             wrong.append(f"{what} grew from {before[what]:,} to {found[what]:,} bytes")
+    if "registers" in found:
+        if "registers" not in before:
+            return [*wrong, "its machine code is not in the baseline: run with --update"]
+        for what in (*EXACT, *COUNTS):
+            if found[what] > before[what] * (1 if what in EXACT else SLACK):
+                wrong.append(f"{what} grew from {before[what]:,} to {found[what]:,}")
     return wrong
 
 
@@ -147,6 +192,7 @@ def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[i
     with compiling_for(target) as (devices, _):
         chips = Chips(devices[0], Mesh(np.array(devices), (TENSOR,), axis_types=(AxisType.Auto,)))
         versions = {name: version(name) for name in ("jax", PACKAGES[target])}
+        tools = tools_of(target, kept, update)
         same = versions == kept["versions"]
         if not (same or update):
             print(f"{target}: the baseline is of {kept['versions']}, this is {versions}: sizes are not compared")
@@ -157,7 +203,10 @@ def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[i
                 continue
             start = time.monotonic()
             try:
-                found = measure(lower(chips))
+                if tools is not None and name in MACHINE_CODE:
+                    found = measure_machine_code(lower, chips, tools)
+                else:
+                    found = measure(lower(chips))
             except Exception as error:  # compilers raise what they like
                 wrong = [f"does not compile: {type(error).__name__}: {' '.join(str(error).split()):.300}"]
             else:
@@ -166,7 +215,26 @@ def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[i
             failed += bool(wrong)
             verdict = "; ".join(wrong) or "ok"
             print(f"{target}: {name}: {verdict} ({time.monotonic() - start:.1f} s)", flush=True)
-    return failed, {"versions": versions, "functions": functions} if update else kept
+    if not update:
+        return failed, kept
+    if tools is not None:
+        kept = {**kept, "tools": dict(tools.versions)}
+    return failed, {**kept, "versions": versions, "functions": functions}
+
+
+def tools_of(target: str, kept: dict[str, Any], update: bool) -> Tools | None:
+    """What reads a target's machine code; None, saying why, where there is nothing or not the baseline's version."""
+    if target != "h200":
+        return None
+    try:
+        tools = find_tools()
+    except MissingTools as error:
+        print(f"{target}: machine code is not read: {error}")
+        return None
+    if tools.versions != kept.get("tools") and not update:
+        print(f"{target}: machine code is not read: the baseline is of {kept.get('tools')}, this is {tools.versions}")
+        return None
+    return tools
 
 
 def main() -> int:

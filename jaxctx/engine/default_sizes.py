@@ -63,6 +63,7 @@ class ModelMemory:
     memory_bytes: int  # that a process gets of all devices
     weights_bytes: int  # on all devices
     devices: int = 1  # each remembers all running requests
+    page_holders: int = 1  # devices that hold each part of a page
     vocab_size: int
     kv: KVSpec
     longest: int  # tokens of the longest context
@@ -77,9 +78,13 @@ class ModelMemory:
         """What weights and running requests leave, before temporaries and code; below zero if they do not fit."""
         return self.memory_bytes - self.weights_bytes - self.sampling_bytes(max_batch)
 
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of a page, on all devices."""
+        return self.page_holders * page_bytes(self.kv, page_size)
+
     def most_kv_tokens(self, sizes: Sizes) -> int:
         """An upper bound of the tokens of KV that fit beside these sizes; temporaries and code will take from it."""
-        pages = int(self.left_bytes(sizes.max_batch) * self.share) // page_bytes(self.kv, sizes.page_size)
+        pages = int(self.left_bytes(sizes.max_batch) * self.share) // self.page_bytes(sizes.page_size)
         return max(0, pages) * sizes.page_size
 
     def least_kv_tokens(self, sizes: Sizes) -> int:

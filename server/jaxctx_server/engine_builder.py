@@ -1,41 +1,43 @@
 """A model directory to a running engine. The only file here that knows models and JAX."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
 
-from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, page_bytes, pages_in_host_memory
+from jaxctx.engine.attention import AttentionChoice
+from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, pages_in_host_memory
 from jaxctx.engine.default_sizes import ModelMemory, Sizes, SizeSettings, sizes_to_try
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import ServedModel, open_engine, use_compilation_cache
+from jaxctx.engine.runner.attention_choice import choose_attention, kernel_of, require_kernel, wanted_kernel
+from jaxctx.engine.runner.check_memory import CheckMemory
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.memory_planner import MemoryPlan, compiling_for, plan_memory
+from jaxctx.engine.runner.kernel_check import OnCase, check_kernels
+from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
+from jaxctx.engine.runner.kernel_timing import time_kernels
+from jaxctx.engine.runner.lowering_cache import LoweringCache
+from jaxctx.engine.runner.memory_planner import TARGETS, compiling_for, compiling_for_target, plan_memory
+from jaxctx.engine.runner.mesh_plan import plan_mesh
+from jaxctx.engine.runner.mesh_targets import mesh_target
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
-from jaxctx.host_memory import physical_memory
 from jaxctx.model.bundled import BUNDLED
-from jaxctx.model.config import SHAPES, CheckpointError
-from jaxctx.model.functional import abstract
+from jaxctx.model.config import SHAPES, CheckpointError, ModelConfig
+from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sharding import make_mesh
+from jaxctx.model.sharding import GROUP, logical_sharding, make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config
-from jaxctx_server.config import PlanConfig, ServeConfig
+from jaxctx_kernels import KernelChoice
+from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
+from jaxctx_server.engine_plan import EnginePlan
 from jaxctx_server.errors import MODEL, StartError
 from jaxctx_server.progress import Progress
 
 OUTPUT_TOKENS, BUNDLED_OUTPUT_TOKENS = 4096, 256  # of a request that does not say how many
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePlan:
-    """What a server takes on a chip: the sizes that depend on the platform, and where the chip's memory goes."""
-
-    sizes: Sizes
-    memory: MemoryPlan
 
 
 def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:
@@ -44,37 +46,105 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
     The caller stops the engine with its `stop`. Raises StartError for what the user can correct.
     """
     with user_errors(config.model):
+        lowering_cache = None
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
-        mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
+            lowering_cache = LoweringCache(config.compile_cache / "traced")
+        mesh = make_mesh(read_config(config.model or BUNDLED), tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
-        platform = jax.default_backend()
-        sizes, fitting = _fitting_sizes(config, served, mesh, platform, progress)
-        engine_config = _engine_config(config, served.model, sizes, fitting, platform)
+        attention = _attention(config, served, mesh)
+        sizes, fitting = _fitting_sizes(config, served, mesh, kernel_of(attention), progress)
         engine = open_engine(
             served,
-            engine_config,
+            _engine_config(config, served.model, sizes, fitting, jax.default_backend()),
             mesh=mesh,
+            attention=attention,
             store=config.store,
             progress=progress.compiled,
             compile_all=config.compile_all,
+            lowering_cache=lowering_cache,
         )
         return engine, served.text
 
 
 def plan(config: PlanConfig, progress: Progress) -> EnginePlan:
-    """The sizes and memory of a server with these settings on one chip of the target. Raises as `build_engine`."""
-    with user_errors(config.model), compiling_for(config.target) as (devices, memory):
+    """The sizes and memory of a server with these settings on the target. Raises as `build_engine`."""
+    with user_errors(config.model):
+        return _plan_one_chip(config, progress) if config.target in ("here", *TARGETS) else _plan_mesh(config, progress)
+
+
+def _plan_one_chip(config: PlanConfig, progress: Progress) -> EnginePlan:
+    with compiling_for(config.target) as (devices, memory):
         if config.tensor > 1:
-            raise InvalidArgument.field("tensor", "a plan is for one chip")
-        path = Path(config.model or BUNDLED)
-        shape = read_config(path if path.exists() else SHAPES / path)
-        dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
-        stored = "float32" if shape.dtype == "float32" else "bfloat16"
-        model, params = abstract(shape, dtype or stored, kv_dtype=kv_dtype)
-        platform = devices[0].platform
-        known = _model_memory(config, model, params, platform, memory)
-        return _measure(config, model, params, devices[0], platform, known, progress)
+            raise InvalidArgument.field(
+                "tensor", "a plan is for one chip, unless --target names several, as 8xh100 does"
+            )
+        model, params = _described(config, _shape(config))
+        place, platform = devices[0], devices[0].platform
+        known = _model_memory(config, model, params, place, platform, memory)
+        return _measure(config, model, params, place, platform, known, wanted_kernel(config.attention), progress)
+
+
+def _plan_mesh(config: PlanConfig, progress: Progress) -> EnginePlan:
+    """The plan for all chips of the target."""
+    machine = mesh_target(config.target)
+    with compiling_for_target(machine.name, machine.target) as devices:
+        if config.tensor not in (1, len(devices)):
+            raise InvalidArgument.field("tensor", f"{machine.name} has {len(devices)} devices: leave it out")
+        shape, platform = _shape(config), devices[0].platform
+        mesh = make_mesh(shape, tensor=len(devices), devices=devices)
+        model, params = _described(config, shape)
+        known = _model_memory(config, model, params, mesh, platform, machine.target.memory)
+
+        def measure(sizes: Sizes) -> EnginePlan:
+            measured = plan_mesh(
+                lambda layers: _described(config, replace(shape, layers=layers)),
+                shape.layers,
+                _config_to_measure(config, model, sizes, known, platform),
+                mesh,
+                machine.target.memory,
+                known.share,
+                progress.compiled,
+            )
+            return EnginePlan(sizes, measured.memory, measured)
+
+        return _first_with_enough_kv(_sizes_to_try(config, platform, known), known, measure)
+
+
+def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
+    """What the check of the kernels finds on this machine's device; with timings where the kernel works.
+
+    `on_case` is called before each case. Raises as `build_engine`.
+    """
+    with user_errors(config.model):
+        if config.compile_cache is not None:
+            use_compilation_cache(config.compile_cache)
+        model, params = _described(config, _shape(config))
+        mesh = make_mesh(model.config, tensor=config.tensor) if config.tensor > 1 else None
+        if mesh is not None:
+            places = [logical_sharding(mesh, spec.axes) for spec in model.specs]
+            params = tuple(param.update(sharding=place) for param, place in zip(params, places, strict=True))
+        program = _largest_program(config, model, params, mesh, wanted_kernel(config.attention))
+        require_kernel(program, config.attention)
+        name = "bundled" if config.model is None else Path(config.model).name
+        report = check_kernels(program, name, on_case)
+        if report.kernel_verdict is not Verdict.EQUAL:
+            return report
+        on_case(report, "timings")
+        return replace(report, timings=time_kernels(program))
+
+
+def _shape(config: ServeConfig) -> ModelConfig:
+    """The configuration of the model, or of the built-in shape of this name."""
+    path = Path(config.model or BUNDLED)
+    return read_config(path if path.exists() else SHAPES / path)
+
+
+def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, FlatParams]:
+    """A model without weights, in the types of the settings."""
+    dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
+    stored = "float32" if shape.dtype == "float32" else "bfloat16"
+    return abstract(shape, dtype or stored, kv_dtype=kv_dtype)
 
 
 @contextmanager
@@ -115,34 +185,56 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
     )
 
 
+def _attention(config: ServeConfig, served: ServedModel, mesh: Mesh | None) -> AttentionChoice:
+    """What is to compute attention. The kernel of an accelerator is compared with the reference first."""
+    program = _largest_program(config, served.model, served.params, mesh)
+    memory = CheckMemory(None if config.compile_cache is None else config.compile_cache / "kernels")
+    return choose_attention(program, config.attention, memory, served.model_id)
+
+
 def _fitting_sizes(
-    config: ServeConfig, served: ServedModel, mesh: Mesh | None, platform: str, progress: Progress
+    config: ServeConfig, served: ServedModel, mesh: Mesh | None, kernel: KernelChoice, progress: Progress
 ) -> tuple[Sizes, int]:
     """The sizes that depend on the platform, and how many pages fit; 0 if the configuration sets that number.
 
     On an accelerator what fits is measured: three functions are compiled, and three more each time that sizes turn out
     too large. Nothing is compiled on a CPU, nor where the configuration sets the number of pages.
     """
-    model, params = served.model, served.params
-    if platform == "cpu":
-        known = _model_memory(config, model, params, platform, physical_memory())
-        sizes = _sizes_to_try(config, platform, known)[0]
-        fitting = pages_in_host_memory(model.kv, sizes.page_size, known.share)
-        return sizes, fitting if config.kv_tokens is None else 0
+    model, params, platform = served.model, served.params, jax.default_backend()
     with compiling_for("here") as (devices, memory):
-        known = _model_memory(config, model, params, platform, memory)
+        place = mesh or devices[0]
+        known = _model_memory(config, model, params, place, platform, memory)
         if config.kv_tokens is not None:
             return _sizes_to_try(config, platform, known)[0], 0
-        planned = _measure(config, model, params, mesh or devices[0], platform, known, progress)
+        if platform == "cpu":
+            sizes = _sizes_to_try(config, platform, known)[0]
+            return sizes, pages_in_host_memory(model.kv, sizes.page_size, known.share)
+        planned = _measure(config, model, params, place, platform, known, kernel, progress)
         return planned.sizes, planned.memory.pages
 
 
-def _model_memory(config: ServeConfig, model: Model, params: Params, platform: str, memory: int) -> ModelMemory:
+def _largest_program(
+    config: ServeConfig, model: Model, params: Params, mesh: Mesh | None, kernel: KernelChoice | None = None
+) -> CompiledModel:
+    """What an engine on this machine would run if all memory but that of the weights were pages."""
+    platform = jax.default_backend()
+    with compiling_for("here") as (devices, memory):
+        place = mesh or devices[0]
+        known = _model_memory(config, model, params, place, platform, memory)
+        sizes = _sizes_to_try(config, platform, known)[0]
+        return CompiledModel(model, params, _largest_config(config, model, sizes, known, platform), place, kernel)
+
+
+def _model_memory(
+    config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, platform: str, memory: int
+) -> ModelMemory:
     """What is known before anything is compiled, for chips of `memory` bytes each."""
+    chips, holders = (place.size, place.shape[GROUP]) if isinstance(place, Mesh) else (1, 1)
     return ModelMemory(
-        memory_bytes=memory * config.tensor,
+        memory_bytes=memory * chips,
         weights_bytes=sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params)),
-        devices=config.tensor,
+        devices=chips,
+        page_holders=holders,
         vocab_size=model.vocab_size,
         kv=model.kv,
         longest=_longest(config, model),
@@ -170,29 +262,49 @@ def _measure(
     place: Mesh | jax.Device,
     platform: str,
     known: ModelMemory,
+    kernel: KernelChoice | None,
     progress: Progress,
 ) -> EnginePlan:
-    """The largest sizes that leave enough KV, or else the smallest, and where the memory of each chip goes then."""
-    *larger, smallest = _sizes_to_try(config, platform, known)
+    """Sizes, and where the memory of each chip goes. `kernel`: what computes attention; None: what suits the chips."""
 
-    def measure(sizes: Sizes) -> MemoryPlan:
-        """The plan with these sizes, measured with half of the pages that could fit at most."""
-        least = -(-(config.max_context_tokens or 0) // sizes.page_size)  # so that the plan says how much is missing
-        most = max(least, known.left_bytes(sizes.max_batch) // page_bytes(model.kv, sizes.page_size))
-        engine_config = _engine_config(config, model, sizes, most, platform)
-        program = CompiledModel(model, params, replace(engine_config, pages=-(-engine_config.pages // 2)), place)
-        return plan_memory(program, known.memory_bytes // known.devices, known.share, progress.compiled)
+    def measure(sizes: Sizes) -> EnginePlan:
+        program = CompiledModel(model, params, _config_to_measure(config, model, sizes, known, platform), place, kernel)
+        require_kernel(program, config.attention)
+        memory = known.memory_bytes // known.devices
+        return EnginePlan(sizes, plan_memory(program, memory, known.share, progress.compiled))
 
-    for sizes in larger:
+    return _first_with_enough_kv(_sizes_to_try(config, platform, known), known, measure)
+
+
+def _first_with_enough_kv(
+    choices: tuple[Sizes, ...], known: ModelMemory, measure: Callable[[Sizes], EnginePlan]
+) -> EnginePlan:
+    """The plan of the first sizes that leave enough KV, or else of the last."""
+    for sizes in choices[:-1]:
         try:
             planned = measure(sizes)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             continue  # a TPU's compiler refuses what goes beyond the chip's memory
-        if planned.tokens >= known.least_kv_tokens(sizes):
-            return EnginePlan(sizes, planned)
-    return EnginePlan(smallest, measure(smallest))
+        if planned.memory.tokens >= known.least_kv_tokens(sizes):
+            return planned
+    return measure(choices[-1])
+
+
+def _config_to_measure(
+    config: ServeConfig, model: Model, sizes: Sizes, known: ModelMemory, platform: str
+) -> EngineConfig:
+    """With half of the pages that could fit at most."""
+    largest = _largest_config(config, model, sizes, known, platform)
+    return replace(largest, pages=-(-largest.pages // 2))
+
+
+def _largest_config(config: ServeConfig, model: Model, sizes: Sizes, known: ModelMemory, platform: str) -> EngineConfig:
+    """With as many pages as there is memory for beside weights and running requests, at most."""
+    least = -(-(config.max_context_tokens or 0) // sizes.page_size)  # so that the plan says how much is missing
+    fitting = known.left_bytes(sizes.max_batch) // known.page_bytes(sizes.page_size)
+    return _engine_config(config, model, sizes, max(least, fitting), platform)
 
 
 def _longest(config: ServeConfig, model: Model) -> int:

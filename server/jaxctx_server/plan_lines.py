@@ -1,0 +1,46 @@
+"""What `jaxctx-serve plan` prints below its first line, and its fields as JSON."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from jaxctx.engine.runner.memory_planner import MemoryPlan
+from jaxctx.engine.runner.mesh_plan import CollectiveSum
+from jaxctx_server.engine_plan import EnginePlan
+
+
+def plan_fields(plan: EnginePlan) -> dict[str, Any]:
+    """Sizes and the memory of a chip side by side; of several chips also `chips`, `mesh` and what they send."""
+    fields = asdict(plan.sizes) | asdict(plan.memory)
+    if plan.mesh is not None:
+        of_mesh = asdict(plan.mesh)
+        del of_mesh["memory"]
+        fields |= of_mesh
+    return fields
+
+
+def plan_lines(plan: EnginePlan) -> Iterator[str]:
+    """Of one chip: where its memory goes. Of several: that of each, then what they send each other."""
+    mesh = plan.mesh
+    if mesh is None:
+        yield from _memory_lines(plan.memory)
+        return
+    axes = " × ".join(f"{axis} {size}" for axis, size in mesh.mesh.items())
+    yield f"  {'chips':<16} {mesh.chips:14,} ({axes}), each with"
+    yield from _memory_lines(plan.memory)
+    yield from _collective_lines(f"sent by a layer in a step of {mesh.rows} rows", mesh.every_layer)
+    yield from _collective_lines("sent by all of the step", mesh.every_step)
+    yield from _collective_lines("more with some options of sampling", mesh.sampling)
+
+
+def _memory_lines(plan: MemoryPlan) -> Iterator[str]:
+    for name, value in asdict(plan).items():
+        amount = f"{value / 2**20:14,.1f} MiB" if name.endswith("_bytes") else f"{value:14,}"
+        yield f"  {name.removesuffix('_bytes').replace('_', ' '):<16} {amount}"
+
+
+def _collective_lines(title: str, sums: Sequence[CollectiveSum]) -> Iterator[str]:
+    """How many there are of a kind and a type, and the bytes of their results on each chip."""
+    yield f"  {title}"
+    for each in sums:
+        yield f"    {each.count:5,} {each.kind} of {each.dtype:<5}{each.size_bytes / 2**20:12,.2f} MiB"
