@@ -5,8 +5,8 @@
 
 Nothing is allocated or run: all arguments are shapes. What each function takes, as its compiler tells it, is compared
 with scripts/compile_baseline.json. Exit status 1 if something does not compile, takes over 2 % more temporary memory or
-code than there, is not in the baseline, or if a step does not update the pages in place. `--update` writes what was
-found instead, for the targets and names that were run; say in the commit why it grew.
+code than there, sends more from chip to chip, is not in the baseline, or if a step does not update the pages in place.
+`--update` writes what was found instead, for the targets and names that were run; say in the commit why it grew.
 
 Of some kernels for H200 the machine code is read, too: over 2 % more instructions or barriers in its loops fail, and
 any copy or spilled register more. That takes NVIDIA's assembler and disassembler (nvidia-cuda-nvcc and
@@ -24,8 +24,9 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -33,17 +34,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from compiler_output.sass import MachineCode, MissingTools, Tools, dumped_kernels, find_tools, read_kernel
-from jax.sharding import AxisType, Mesh, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.runner.collectives import find_collectives
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.memory_planner import compiling_for, memory_analysis
+from jaxctx.engine.runner.memory_planner import compile_without_device, compiling_for
+from jaxctx.engine.runner.mesh_plan import described_on
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.config import SHAPES
 from jaxctx.model.functional import abstract
-from jaxctx.model.sharding import TENSOR, logical_sharding
+from jaxctx.model.sharding import make_mesh
 from jaxctx.model.weights import read_config
 from jaxctx_kernels import KVPages, attend, kv_pages_struct, metadata_shape, select_kernel, unpack_metadata
 
@@ -72,10 +74,11 @@ class Chips(NamedTuple):
     """What functions are compiled for."""
 
     one: jax.Device
-    four: Mesh
+    four: Sequence[jax.Device]
 
 
 Lower = Callable[[Chips], jax.stages.Lowered]
+Changes = Mapping[str, Any]
 
 
 def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat16") -> Lower:
@@ -104,15 +107,18 @@ def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat
     return lower
 
 
-def step(model_name: str, rows: int, *, split: bool = False, kv_dtype: str = "bfloat16") -> Lower:
-    """The whole step of an engine, on one chip or split over four."""
+def step(
+    model_name: str, rows: int, *, split: bool = False, kv_dtype: str = "bfloat16", changes: Changes | None = None
+) -> Lower:
+    """The whole step of an engine, on one chip or split over four. `changes`: of the model's configuration."""
 
     def lower(chips: Chips) -> jax.stages.Lowered:
-        model, params = abstract(read_config(SHAPES / model_name), "bfloat16", kv_dtype=kv_dtype)
-        if split:
-            places = [logical_sharding(chips.four, spec.axes) for spec in model.specs]
-            params = tuple(p.update(sharding=place) for p, place in zip(params, places, strict=True))
-        program = CompiledModel(model, params, SIZES, chips.four if split else chips.one)
+        config = replace(read_config(SHAPES / model_name), **(changes or {}))
+        model, params = abstract(config, "bfloat16", kv_dtype=kv_dtype)
+        mesh = make_mesh(config, tensor=len(chips.four), devices=chips.four) if split else None
+        if mesh is not None:
+            params = described_on(mesh, model, params)
+        program = CompiledModel(model, params, SIZES, mesh or chips.one)
         if program.kernel.name == "reference":
             raise LookupError(f"no kernel is chosen: {program.kernel.why_no_kernel}")
         return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
@@ -125,6 +131,11 @@ def checks() -> Iterator[tuple[str, Lower]]:
     for model_name, rows in STEPS:
         yield f"step {model_name}, {rows} rows", step(model_name, rows)
     yield "step qwen3-0.6b, 16 rows, on four chips", step("qwen3-0.6b", 16, split=True)
+    few: Changes = {"layers": 4, "kv_heads": 2}
+    yield (
+        "step qwen3-0.6b with 2 KV heads and 4 layers, 16 rows, on four chips",
+        step("qwen3-0.6b", 16, split=True, changes=few),
+    )
     yield "step qwen3-0.6b, 16 rows, KV of int8", step("qwen3-0.6b", 16, kv_dtype="int8")
     for dim, dtype in EIGHT_BITS:
         yield f"kernel {dtype} head_dim {dim}, pages of 16, group 4", kernel(KERNEL_ROWS, dim, 16, 4, dtype)
@@ -136,13 +147,20 @@ def checks() -> Iterator[tuple[str, Lower]]:
 
 
 def measure(lowered: jax.stages.Lowered) -> dict[str, int]:
-    """What is kept of a function, in bytes."""
-    found = memory_analysis(lowered)
+    """What is kept of a function, in bytes; and how many sums over devices there are, with the bytes of these."""
+    compiled = compile_without_device(lowered)
+    found: Any = compiled.memory_analysis()
+    collectives = [each for each in find_collectives(compiled.as_text()) if each.always]
+    sums = [each for each in collectives if each.kind == "all-reduce"]
     return {
         "arguments": found.argument_size_in_bytes,
         "not_in_place": found.output_size_in_bytes - found.alias_size_in_bytes,
         "temporaries": found.temp_size_in_bytes,
         "code": found.generated_code_size_in_bytes,
+        "all_reduces": len(sums),
+        "all_reduce_bytes": sum(each.size_bytes for each in sums),
+        "all_reduces_of_bf16": sum(each.dtype == "bf16" for each in sums),
+        "other_collectives": len(collectives) - len(sums),
     }
 
 
@@ -178,6 +196,10 @@ def compare(name: str, found: dict[str, int], before: dict[str, int] | None) -> 
     for what in ("temporaries", "code"):
         if found[what] > before[what] * SLACK + SMALL_BYTES:
             wrong.append(f"{what} grew from {before[what]:,} to {found[what]:,} bytes")
+    for what in ("all_reduces", "all_reduce_bytes", "other_collectives"):
+        kept = before.get(what, 0)  # functions of one chip that were kept before these were counted have none
+        if found[what] > kept:
+            wrong.append(f"{what.replace('_', ' ')} grew from {kept:,} to {found[what]:,}")
     if "registers" in found:
         if "registers" not in before:
             return [*wrong, "its machine code is not in the baseline: run with --update"]
@@ -190,7 +212,7 @@ def compare(name: str, found: dict[str, int], before: dict[str, int] | None) -> 
 def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
     """Run the checks of one target. Returns how many failed and, with `update`, what to keep."""
     with compiling_for(target) as (devices, _):
-        chips = Chips(devices[0], Mesh(np.array(devices), (TENSOR,), axis_types=(AxisType.Auto,)))
+        chips = Chips(devices[0], devices)
         versions = {name: version(name) for name in ("jax", PACKAGES[target])}
         tools = tools_of(target, kept, update)
         same = versions == kept["versions"]

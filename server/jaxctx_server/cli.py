@@ -223,7 +223,7 @@ def plan(config: "PlanConfig") -> int:
         print(json.dumps({"model": model, "target": config.target, **plan_fields(found)}))
     else:
         print(f"{model} on {config.target}: {found.sizes.in_words}")
-        for line in plan_lines(found):
+        for line in plan_lines(found.mesh or found.memory):
             print(line)
     return OK if found.memory.tokens >= max(1, config.kv_tokens or 1) else MODEL
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from jaxctx.engine.runner.memory_planner import MemoryPlan
-from jaxctx.engine.runner.mesh_plan import CollectiveSum
+from jaxctx.engine.runner.mesh_plan import CollectiveSum, MeshPlan
 from jaxctx_server.engine_plan import EnginePlan
 
 
@@ -19,18 +19,17 @@ def plan_fields(plan: EnginePlan) -> dict[str, Any]:
     return fields
 
 
-def plan_lines(plan: EnginePlan) -> Iterator[str]:
+def plan_lines(plan: MemoryPlan | MeshPlan) -> Iterator[str]:
     """Of one chip: where its memory goes. Of several: that of each, then what they send each other."""
-    mesh = plan.mesh
-    if mesh is None:
-        yield from _memory_lines(plan.memory)
+    if isinstance(plan, MemoryPlan):
+        yield from _memory_lines(plan)
         return
-    axes = " × ".join(f"{axis} {size}" for axis, size in mesh.mesh.items())
-    yield f"  {'chips':<16} {mesh.chips:14,} ({axes}), each with"
+    axes = " × ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
+    yield f"  {'chips':<16} {plan.chips:14,} ({axes}), each with"
     yield from _memory_lines(plan.memory)
-    yield from _collective_lines(f"sent by a layer in a step of {mesh.rows} rows", mesh.every_layer)
-    yield from _collective_lines("sent by all of the step", mesh.every_step)
-    yield from _collective_lines("more with some options of sampling", mesh.sampling)
+    yield from _collective_lines(f"sent by a layer in a step of {plan.rows} rows", plan.every_layer)
+    yield from _collective_lines("sent by all of the step", plan.every_step)
+    yield from _collective_lines("in branches of sampling, of which a step takes some", plan.sampling)
 
 
 def _memory_lines(plan: MemoryPlan) -> Iterator[str]:

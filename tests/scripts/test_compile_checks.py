@@ -9,6 +9,8 @@ from jaxctx.engine.runner.memory_planner import TARGETS
 from scripts.compile_checks import BASELINE, MACHINE_CODE, PACKAGES, SMALL_BYTES, checks, compare, count_loops
 
 BEFORE = {"arguments": 1 << 30, "not_in_place": 6000, "temporaries": 100 << 20, "code": 50 << 20}
+SENT = {"all_reduces": 57, "all_reduce_bytes": 57 << 15, "other_collectives": 0}
+BEFORE |= SENT
 
 
 def test_what_stays_or_shrinks_is_fine() -> None:
@@ -21,6 +23,15 @@ def test_growth_is_named(what: str) -> None:
     (wrong,) = compare("kernel x", BEFORE | {what: int(BEFORE[what] * 1.03)}, BEFORE)
     assert wrong.startswith(f"{what} grew from {BEFORE[what]:,} to ")
     assert compare("kernel x", BEFORE | {what: SMALL_BYTES}, BEFORE | {what: 0}) == []
+
+
+@pytest.mark.parametrize("what", SENT)
+def test_not_one_more_collective_is_fine(what: str) -> None:
+    (wrong,) = compare("step x", BEFORE | {what: BEFORE[what] + 1}, BEFORE)
+    assert wrong == f"{what.replace('_', ' ')} grew from {BEFORE[what]:,} to {BEFORE[what] + 1:,}"
+    of_one_chip = {name: size for name, size in BEFORE.items() if name not in SENT}
+    assert compare("step x", BEFORE | dict.fromkeys(SENT, 0), of_one_chip) == []
+    assert len(compare("step x", BEFORE, of_one_chip)) == 2
 
 
 def test_a_step_that_copies_pages_fails_whatever_the_baseline_says() -> None:
@@ -75,7 +86,7 @@ def test_the_baseline_has_every_check() -> None:
     assert list(baseline) == list(PACKAGES)
     assert {*PACKAGES} <= {*TARGETS}
     names = [name for name, _ in checks()]
-    assert len(names) == 5 + 4 + 2 + 3 * 4 * 4
+    assert len(names) == 6 + 4 + 2 + 3 * 4 * 4
     for target, kept in baseline.items():
         assert sorted(kept["functions"]) == sorted(names)
         assert sorted(kept["versions"]) == sorted(["jax", PACKAGES[target]])

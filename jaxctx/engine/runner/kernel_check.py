@@ -51,7 +51,7 @@ from jaxctx.engine.runner.kernel_report import (
 )
 from jaxctx.engine.runner.step import KVCache, PagedAttention, StepShape, unpack_inputs
 from jaxctx.model.sharding import query_head_order
-from jaxctx_kernels import KernelName, QuantizedKV, build_attention_metadata, kv_values, metadata_shape
+from jaxctx_kernels import KernelName, QuantizedKV, build_attention_metadata, kv_values
 
 SEED = 20  # any will do; the same for all, so that reports can be compared
 WEIGHT_ERROR = {"float32": 2.0**-16}  # relative, of an attention weight, by the dtype of keys and values
@@ -195,17 +195,15 @@ class Case:
 
 
 class CheckedAttention:
-    """One implementation, for one shape of step. It is compiled when it is first called."""
+    """One implementation, for one shape of step. It is compiled when it is first called.
+
+    The reference has the kernel's work list. On its own, of items of more classes, it would take three times as long to
+    compile; mistakes of the list itself show in float64.
+    """
 
     def __init__(self, program: CompiledModel, shape: StepShape, name: KernelName) -> None:
-        metadata = shape.metadata
-        if metadata.kernel != name:
-            config = program.config
-            metadata = metadata_shape(
-                shape.rows, metadata.page_size, config.max_context_tokens, metadata.pool_pages, name
-            )
         self.name: KernelName = name
-        self.shape = replace(shape, metadata=metadata)
+        self.shape = replace(shape, metadata=replace(shape.metadata, kernel=name))
         self._program = program
         spec = program.model.kv
         self._head_order = query_head_order(spec.kv_heads, spec.group, program.mesh)

@@ -75,7 +75,7 @@ GPUS: Mapping[str, Gpu] = {
     "h100": Gpu(
         name="H100 80GB HBM3",
         capability="9.0",
-        memory=84_900_000_000,
+        memory=85_500_000_000,
         cores=132,
         bandwidth=3_350_000_000_000,
         clock_ghz=1.98,

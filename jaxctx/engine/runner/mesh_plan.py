@@ -97,8 +97,8 @@ def plan_mesh(
 
 
 def _extended(one: int, two: int, layers: int) -> int:
-    """What `layers` layers take, if one takes `one` and two take `two`."""
-    return one + (layers - 1) * (two - one)
+    """What `layers` layers take, if one takes `one` and two take `two`; what shrinks with a layer stays as it is."""
+    return one + (layers - 1) * max(0, two - one)
 
 
 def _sums(by_key: dict[tuple[str, str], tuple[int, int]]) -> tuple[CollectiveSum, ...]:

@@ -58,7 +58,9 @@ def write_pages(
     `places`: first each part is brought to its device, and from there to all devices whose pools hold it.
     """
     on_device, in_pools = places
-    arrived = [jax.device_put(jax.device_put(page, on_device), in_pools) for page in data]
+    # Without the barrier a TPU's compiler would have the hosts exchange the parts, before they are brought to devices.
+    parts = jax.lax.optimization_barrier([jax.device_put(page, on_device) for page in data])
+    arrived = [jax.device_put(part, in_pools) for part in parts]
     layers_per_cache = layers // len(pools)
     ids = ids_in_layers(pools, layers, pages).reshape(-1, len(arrived))  # [layers of a KVCache, n]
     written = list(pools)

@@ -200,7 +200,7 @@ def test_requests_that_cannot_be_remembered_are_refused() -> None:
 
 
 def test_tokens_that_a_setting_asks_for_have_room() -> None:
-    known = memory_of("llama-3.1-8b", MEMORY["h100"])
+    known = memory_of("llama-3.1-8b", 63_675_000_000)
     for kv_tokens, max_batch in [(16, 256), (310_000, 256), (343_000, 128), (344_800, 16), (400_000, 16)]:
         first = sizes_to_try("gpu", NOTHING, replace(known, kv_tokens=kv_tokens))[0]
         assert first.max_batch == max_batch, kv_tokens

@@ -54,7 +54,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU has the TPU's kernel, in all threads."""
     from jax.experimental.pallas import tpu as pltpu
 
-    monkeypatch.setattr(compiled_model, "select_kernel", lambda *_: KernelChoice("tpu"))
+    monkeypatch.setattr(compiled_model, "select_kernel", lambda *_, **__: KernelChoice("tpu"))
     pltpu.set_tpu_interpret_mode(pltpu.InterpretParams())
     yield
     pltpu.set_tpu_interpret_mode(None)
