@@ -68,6 +68,16 @@ class LocalEngine(Engine):
         return window if window == self._config.max_context_tokens else None
 
     @property
+    def sizes_in_words(self) -> str:
+        """Page size, requests at once and rows of a step, and where they come from."""
+        return self._config.sizes_in_words
+
+    @property
+    def host_tier_in_words(self) -> str:
+        """The size of the host tier, and where it comes from; empty where there is none."""
+        return self._config.host_tier_in_words
+
+    @property
     def attention(self) -> AttentionChoice:
         """What computes attention on the engine's device, and why."""
         return self.core.runner.attention

@@ -35,6 +35,7 @@ TOP_LOGPROBS = 20
 FORMATS = ["<f4"] * 6 + ["<u8"] + ["<i4"] * 2 + ["?"] * 4
 ROW = np.dtype({"names": SamplingBatch._fields, "formats": FORMATS, "itemsize": 44})  # one row of a SamplingBatch
 ROW_WORDS = ROW.itemsize // 4  # int32
+MAX_GATHERED_ROWS = 128  # of the slots' state
 
 
 class SlotState(NamedTuple):
@@ -66,6 +67,12 @@ def slot_state(slots: int, vocab_size: int) -> SlotState:
         stop_mask=jnp.zeros(shape, jnp.bool_),
         allowed=jnp.zeros(shape, jnp.bool_),
     )
+
+
+def slot_state_bytes(slots: int, vocab_size: int) -> int:
+    """Bytes of the state of so many sequences, and the scratch slot, before a device pads them."""
+    state = jax.eval_shape(partial(slot_state, slots, vocab_size))
+    return sum(array.size * array.dtype.itemsize for array in state)
 
 
 def allowed_words(vocab_size: int) -> int:
@@ -213,18 +220,24 @@ def _adjusted(batch: SamplingBatch) -> jax.Array:
 def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
     """Format, bias, min_tokens, penalties. Neutral rows come out as they went in, whatever their slot holds."""
     x = _keep_allowed(x, batch, slots, state)
-    x = x + jnp.where(batch.biased[:, None], state.bias[slots], 0)
-    x = jnp.where(batch.suppress[:, None] & state.stop_mask[slots], -jnp.inf, x)
-    counts = state.counts[slots]
+    x = x + jnp.where(batch.biased[:, None], _of_slots(state.bias, slots), 0)
+    x = jnp.where(batch.suppress[:, None] & _of_slots(state.stop_mask, slots), -jnp.inf, x)
+    counts = _of_slots(state.counts, slots)
     repetition = batch.repetition_penalty[:, None]
     scaled = jnp.where(x > 0, x / repetition, x * repetition)
-    x = jnp.where(state.seen[slots] | (counts > 0), scaled, x)
+    x = jnp.where(_of_slots(state.seen, slots) | (counts > 0), scaled, x)
     return x - batch.frequency_penalty[:, None] * counts - batch.presence_penalty[:, None] * (counts > 0)
+
+
+def _of_slots(array: jax.Array, slots: Int32[Array, " rows"]) -> jax.Array:
+    """The rows of these slots, `[rows, vocab]`, few at a time: 256 did not fit into the vector memory of a TPU v5e."""
+    parts = [array[slots[start : start + MAX_GATHERED_ROWS]] for start in range(0, slots.shape[0], MAX_GATHERED_ROWS)]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 def _keep_allowed(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
     """The logits, minus infinity where a constrained row must not go on."""
-    return jnp.where(batch.constrained[:, None] & ~state.allowed[slots], -jnp.inf, x)
+    return jnp.where(batch.constrained[:, None] & ~_of_slots(state.allowed, slots), -jnp.inf, x)
 
 
 def _next(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState, mesh: Mesh | None) -> jax.Array:

@@ -7,6 +7,7 @@ What the extra `server` brings is imported within `main`, which says what to ins
 """
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -210,19 +211,21 @@ def compile_ahead(config: "CompileConfig") -> int:
 
 
 def plan(config: "PlanConfig") -> int:
-    """Print what fits; the status says whether anything does, or --kv-tokens."""
-    from jaxctx.engine.runner.mesh_plan import MeshPlan
+    """Print the sizes and what fits; the status says whether anything does, or --kv-tokens."""
     from jaxctx_server import engine_builder
-    from jaxctx_server.plan_lines import plan_lines
+    from jaxctx_server.plan_lines import plan_fields, plan_lines
     from jaxctx_server.progress import progress_shown
 
     with progress_shown(sys.stderr) as progress:
         found = engine_builder.plan(config, progress)
-    print(f"{config.model or 'bundled'} on {config.target}")
-    for line in plan_lines(found):
-        print(line)
-    memory = found.memory if isinstance(found, MeshPlan) else found
-    return OK if memory.tokens >= max(1, config.kv_tokens or 1) else MODEL
+    model = config.model or "bundled"
+    if config.json:
+        print(json.dumps({"model": model, "target": config.target, **plan_fields(found)}))
+    else:
+        print(f"{model} on {config.target}: {found.sizes.in_words}")
+        for line in plan_lines(found.mesh or found.memory):
+            print(line)
+    return OK if found.memory.tokens >= max(1, config.kv_tokens or 1) else MODEL
 
 
 def check(config: "CheckConfig") -> int:

@@ -1,10 +1,22 @@
-"""The lines that `jaxctx-serve plan` prints."""
+"""What `jaxctx-serve plan` prints below its first line, and its fields as JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from jaxctx.engine.runner.memory_planner import MemoryPlan
 from jaxctx.engine.runner.mesh_plan import CollectiveSum, MeshPlan
+from jaxctx_server.engine_plan import EnginePlan
+
+
+def plan_fields(plan: EnginePlan) -> dict[str, Any]:
+    """Sizes and the memory of a chip side by side; of several chips also `chips`, `mesh` and what they send."""
+    fields = asdict(plan.sizes) | asdict(plan.memory)
+    if plan.mesh is not None:
+        of_mesh = asdict(plan.mesh)
+        del of_mesh["memory"]
+        fields |= of_mesh
+    return fields
 
 
 def plan_lines(plan: MemoryPlan | MeshPlan) -> Iterator[str]:

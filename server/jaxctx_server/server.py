@@ -221,6 +221,8 @@ class Server:
             tls=None if self._tls is None else self._tls.name,
             is_readable=self._tls is None and is_beyond_loopback(self._config.host),
             window=None if engine is None else engine.attention_window,
+            sizes="" if engine is None else engine.sizes_in_words,
+            host_tier="" if engine is None else engine.host_tier_in_words,
             attention=None if engine is None else engine.attention,
         )
         print(text, file=self._out, flush=True)

@@ -135,6 +135,8 @@ class FakeEngine:
     """Implements `jaxctx.engine.interface.Engine`."""
 
     attention_window: int | None = None
+    sizes_in_words = "page 4, 4 at once, 16 rows a step (as set)"
+    host_tier_in_words = ""
     attention = AttentionChoice("reference", AttentionReason.PLATFORM)
 
     def __init__(self) -> None:

@@ -47,6 +47,16 @@ def test_it_warns_where_no_kernel_serves() -> None:
     assert "WARNING" not in banner(None, ["h:1"], None, None, 1.0)
 
 
+def test_it_says_which_sizes_there_are_and_why(make_engine: Any) -> None:
+    sizes, host_tier = (
+        "page 64, 256 at once, 2,048 rows a step (defaults of this GPU)",
+        "640 tokens in 10 pages (as set)",
+    )
+    told = banner(make_engine().info, ["h:1"], None, None, 1.0, sizes=sizes, host_tier=host_tier)
+    assert f"\n  sizes     {sizes}\n  host tier {host_tier}\n" in told
+    assert "host tier" not in banner(make_engine().info, ["h:1"], None, None, 1.0, sizes=sizes)
+
+
 @pytest.mark.parametrize(
     ("choice", "line"),
     [

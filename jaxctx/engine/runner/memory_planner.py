@@ -6,6 +6,7 @@ never calls it. The extras `tpu` and `cuda13` bring the compilers.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,13 +48,143 @@ def gpu_share(environ: Mapping[str, str]) -> float:
     return 0.75
 
 
-_H200 = {"topology": "1x1x4", "target_config": Path(__file__).with_name("h200.txtpb").read_text("utf-8")}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """How a GPU differs from an H200, as XLA wants to know it."""
+
+    name: str
+    capability: str  # compute capability
+    memory: int  # bytes
+    cores: int  # streaming multiprocessors
+    fpus: int = 128  # of each
+    threads: int = 2048  # at most on each
+    shared_memory: int = 233_472  # bytes of each
+    l2_cache: int = 52_428_800  # bytes
+    bandwidth: int  # of the memory, bytes per second
+    clock_ghz: float
+
+
+GPUS: Mapping[str, Gpu] = {
+    "h200": Gpu(
+        name="H200",
+        capability="9.0",
+        memory=150_000_000_000,
+        cores=132,
+        bandwidth=4_800_000_000_000,
+        clock_ghz=1.98,
+    ),
+    "h100": Gpu(
+        name="H100 80GB HBM3",
+        capability="9.0",
+        memory=85_500_000_000,
+        cores=132,
+        bandwidth=3_350_000_000_000,
+        clock_ghz=1.98,
+    ),
+    "a100-40gb": Gpu(
+        name="A100-SXM4-40GB",
+        capability="8.0",
+        memory=42_300_000_000,
+        cores=108,
+        fpus=64,
+        shared_memory=167_936,
+        l2_cache=41_943_040,
+        bandwidth=1_555_000_000_000,
+        clock_ghz=1.41,
+    ),
+    "a100-80gb": Gpu(
+        name="A100-SXM4-80GB",
+        capability="8.0",
+        memory=85_000_000_000,
+        cores=108,
+        fpus=64,
+        shared_memory=167_936,
+        l2_cache=41_943_040,
+        bandwidth=2_039_000_000_000,
+        clock_ghz=1.41,
+    ),
+    "l40s": Gpu(
+        name="L40S",
+        capability="8.9",
+        memory=47_600_000_000,
+        cores=142,
+        threads=1536,
+        shared_memory=102_400,
+        l2_cache=100_663_296,
+        bandwidth=864_000_000_000,
+        clock_ghz=2.52,
+    ),
+    "rtx4090": Gpu(
+        name="GeForce RTX 4090",
+        capability="8.9",
+        memory=25_300_000_000,
+        cores=128,
+        threads=1536,
+        shared_memory=102_400,
+        l2_cache=75_497_472,
+        bandwidth=1_008_000_000_000,
+        clock_ghz=2.52,
+    ),
+    "rtx5090": Gpu(
+        name="GeForce RTX 5090",
+        capability="12.0",
+        memory=33_600_000_000,
+        cores=170,
+        threads=1536,
+        shared_memory=102_400,
+        l2_cache=100_663_296,
+        bandwidth=1_792_000_000_000,
+        clock_ghz=2.41,
+    ),
+    "b200": Gpu(
+        name="B200",
+        capability="10.0",
+        memory=191_500_000_000,
+        cores=148,
+        l2_cache=132_644_864,
+        bandwidth=7_700_000_000_000,
+        clock_ghz=1.965,
+    ),
+}
+RESERVED_SHARED_MEMORY = 1024  # bytes of a multiprocessor that no block gets
+H200_DESCRIPTION = Path(__file__).with_name("h200.txtpb").read_text("utf-8")
+
+
+def describe_gpu(gpu: Gpu) -> str:
+    """What XLA is told of a GPU that it cannot ask: the description of an H200 with the numbers of this one."""
+    major, minor = gpu.capability.split(".")
+    own_instructions = " feature_extension: ACCELERATED_FEATURES" if int(major) >= 9 else ""  # as drivers say
+    changes = {
+        "device_description_str:": f'"NVIDIA {gpu.name}"',
+        "cuda_compute_capability": f"{{ major: {major} minor: {minor}{own_instructions} }}",
+        "core_count:": gpu.cores,
+        "fpus_per_core:": gpu.fpus,
+        "clock_rate_ghz:": gpu.clock_ghz,
+        "threads_per_core_limit:": gpu.threads,
+        "shared_memory_per_block_optin:": gpu.shared_memory - RESERVED_SHARED_MEMORY,
+        "shared_memory_per_core:": gpu.shared_memory,
+        "l2_cache_size:": gpu.l2_cache,
+        "memory_bandwidth:": gpu.bandwidth,
+        "device_memory_size:": gpu.memory,
+    }
+    text = H200_DESCRIPTION
+    for field, value in changes.items():
+        text = re.sub(rf"^( *{field}) .*$", rf"\g<1> {value}", text, count=1, flags=re.MULTILINE)
+    return text
+
+
+def _gpu_target(gpu: Gpu) -> Target:
+    memory = int(gpu.memory * gpu_share(os.environ))
+    topology = {"topology": "1x1x4", "target_config": describe_gpu(gpu)}
+    return Target("cuda", memory, "jax_cuda13_plugin", "cuda13", topology)
+
+
 TARGETS: Mapping[str, Target] = {  # of the TPUs' memory, what their compiler refuses to go beyond
     "v5e": Target("tpu", int(15.75 * 2**30), "libtpu", "tpu", {"topology_name": "v5e:2x2"}),
     "v5p": Target("tpu", int(95.73 * 2**30), "libtpu", "tpu", {"topology_name": "v5p:2x2x1"}),
     "v6e": Target("tpu", int(31.24 * 2**30), "libtpu", "tpu", {"topology_name": "v6e:2x2"}),
     "v7x": Target("tpu", int(94.74 * 2**30), "libtpu", "tpu", {"topology_name": "tpu7x:2x2x1"}),  # half a chip
-    "h200": Target("cuda", int(150_000_000_000 * gpu_share(os.environ)), "jax_cuda13_plugin", "cuda13", _H200),
+    **{name: _gpu_target(gpu) for name, gpu in GPUS.items()},
 }
 _LIBTPU_WITHOUT_CHIPS = {
     # Without these libtpu asks the network which machine this is, and refuses to be in two processes at once.

@@ -2,6 +2,7 @@
 
 import math
 import multiprocessing
+import os
 import re
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -15,7 +16,16 @@ import pytest
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import memory_planner
 from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel, StateFunction
-from jaxctx.engine.runner.memory_planner import TARGETS, MemoryPlan, compiling_for, memory_analysis, plan_memory
+from jaxctx.engine.runner.memory_planner import (
+    GPUS,
+    H200_DESCRIPTION,
+    TARGETS,
+    MemoryPlan,
+    compiling_for,
+    describe_gpu,
+    memory_analysis,
+    plan_memory,
+)
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.errors import FailedPrecondition
 from jaxctx.host_memory import physical_memory
@@ -125,7 +135,46 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         pass
 
 
-@pytest.fixture(params=list(TARGETS))
+@pytest.mark.parametrize("name", list(GPUS))
+def test_a_gpu_is_described_by_its_own_numbers(name: str) -> None:
+    gpu, target = GPUS[name], TARGETS[name]
+    described = target.topology["target_config"]
+    fields = dict(re.findall(r"^ *(\w+): (\S.*)$", described, re.MULTILINE))
+    assert fields["device_description_str"] == f'"NVIDIA {gpu.name}"'
+    assert fields["core_count"] == str(gpu.cores)
+    assert fields["fpus_per_core"] == str(gpu.fpus)
+    assert fields["clock_rate_ghz"] == str(gpu.clock_ghz)
+    assert fields["threads_per_core_limit"] == str(gpu.threads)
+    assert fields["shared_memory_per_core"] == str(gpu.shared_memory)
+    assert fields["shared_memory_per_block_optin"] == str(gpu.shared_memory - 1024)
+    assert fields["l2_cache_size"] == str(gpu.l2_cache)
+    assert fields["memory_bandwidth"] == str(gpu.bandwidth)
+    assert fields["device_memory_size"] == str(gpu.memory)
+    major, minor = gpu.capability.split(".")
+    assert f"cuda_compute_capability {{ major: {major} minor: {minor} " in described
+    assert ("ACCELERATED_FEATURES" in described) == (int(major) >= 9)
+    assert len(described.splitlines()) == len(H200_DESCRIPTION.splitlines())
+    assert target.memory == int(gpu.memory * memory_planner.gpu_share(os.environ))
+
+
+def test_the_description_of_an_h200_is_its_file() -> None:
+    assert describe_gpu(GPUS["h200"]) == H200_DESCRIPTION
+
+
+@pytest.mark.parametrize("name", list(GPUS))
+def test_the_compiler_takes_the_description_of_a_gpu(name: str) -> None:
+    if jax.__version_info__ < (0, 11, 2) or find_spec(TARGETS[name].module) is None:
+        pytest.skip("the compiler for GPUs is not installed: .ci/run has a stage with it")
+    with compiling_for(name) as (devices, memory):
+        assert devices[0].compute_capability == GPUS[name].capability
+        assert devices[0].device_kind == f"NVIDIA {GPUS[name].name}"
+        assert devices[0].core_count == GPUS[name].cores
+        assert memory == TARGETS[name].memory
+        program = CompiledModel(*abstract(TINY, "bfloat16"), CONFIG, devices[0])
+        assert program.kernel.name == ("gpu" if GPUS[name].capability == "9.0" else "mma")
+
+
+@pytest.fixture(params=["v5e", "v5p", "v6e", "v7x", "h200"])
 def chip(request: pytest.FixtureRequest) -> str:
     """A target whose compiler is here."""
     if jax.__version_info__ < (0, 11, 2) or find_spec(TARGETS[request.param].module) is None:
