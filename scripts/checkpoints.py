@@ -72,7 +72,7 @@ def init_random(
     keys = iter(jax.random.split(jax.random.key(seed), 16 * (config.layers + 1)))
 
     def create(shape: tuple[int, ...], role: str) -> jax.Array:
-        if role == "matrix":
+        if role in ("matrix", "embedding"):
             return (scale * jax.random.normal(next(keys), shape, jnp.float32)).astype(kind)
         return jnp.full(shape, 1 if role == "scale" else 0, kind)
 
