@@ -121,7 +121,7 @@ def abstract(
     """
 
     def create(shape: tuple[int, ...], kind: str) -> Any:
-        if kind != "matrix" or weights_dtype in (None, dtype):
+        if kind != "matrix" or weights_dtype is None or weights_dtype == dtype:
             return jax.ShapeDtypeStruct(shape, dtype)
         values: Any = jax.ShapeDtypeStruct(shape, EIGHT_BITS[weights_dtype])
         scale: Any = jax.ShapeDtypeStruct(shape[:1], jnp.float32)

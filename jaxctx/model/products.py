@@ -34,7 +34,9 @@ class QuantizedWeight:
     multiplied_as: str = field(metadata={"static": True})
 
 
-def project(x: Float[Array, "rows in"], weight: "Float[Array, 'out in'] | QuantizedWeight") -> Float32[Array, "rows out"]:
+def project(
+    x: Float[Array, "rows in"], weight: "Float[Array, 'out in'] | QuantizedWeight"
+) -> Float32[Array, "rows out"]:
     """Contract both last axes. `x` is narrowed to the weight's type, the product is not.
 
     A product that returns bfloat16, or a weight widened in the step, is several times slower on CPU. There the right

@@ -99,10 +99,15 @@ def _target_devices(name: str, target: Target) -> Any:
         raise FailedPrecondition(f"{name}: {target.module} cannot compile for it: {error}") from error
 
 
-def memory_analysis(lowered: jax.stages.Lowered) -> Any:
-    """Compile; returns JAX's `memory_analysis`. On a GPU it knows no size of code."""
+def compile_untuned(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compile for a chip that need not be there. On a GPU `memory_analysis` then knows no size of code."""
     # No device is there to try variants on. All compilers know the option, though it is for one.
-    return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0}).memory_analysis()
+    return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
+
+
+def memory_analysis(lowered: jax.stages.Lowered) -> Any:
+    """Compile; returns JAX's `memory_analysis`."""
+    return compile_untuned(lowered).memory_analysis()
 
 
 @dataclass(frozen=True, slots=True)

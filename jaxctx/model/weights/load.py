@@ -17,7 +17,15 @@ from jaxctx.host_memory import physical_memory
 from jaxctx.model.config import DTYPES, CheckpointError, ModelConfig, from_hf, read_json
 from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract
 from jaxctx.model.sharding import check_divisible, logical_sharding
-from jaxctx.model.weights.formats import CONFIG, NUMPY_DTYPES, HostArray, StoredTensor, WeightSource, open_source
+from jaxctx.model.weights.formats import (
+    CONFIG,
+    NUMPY_DTYPES,
+    PARAMS,
+    HostArray,
+    StoredTensor,
+    WeightSource,
+    open_source,
+)
 from jaxctx.model.weights.quantize import quantize
 
 FINITE_AT_ONCE = 1 << 17  # elements that are looked at together: they stay in the processor's cache
@@ -92,13 +100,26 @@ def read_config(path: str | Path) -> ModelConfig:
     return from_hf(read_json(directory / CONFIG), file=CONFIG)
 
 
+def stored_weights_dtype(directory: Path) -> str | None:
+    """The type of 8 bits in which the checkpoint holds its layers' matrices; None: another, or no weights are there.
+
+    Raises CheckpointError for one that cannot be read.
+    """
+    if not (directory / PARAMS).is_dir():
+        return None
+    stored = _stored_eight_bits(open_source(directory))
+    return None if stored is None else stored.dtype
+
+
 def open_checked(
     directory: Path, dtype: str | None, kv_dtype: str | None = None, weights_dtype: str | None = None
 ) -> tuple[WeightSource, DecoderModel]:
     """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
     config = read_config(directory)
     source = open_source(directory)
-    computes, stored_bits = _run_dtype(source, dtype, weights_dtype), _stored_eight_bits(source)
+    _check_types(source)
+    computes = run_dtype(dtype, weights_dtype) or _stored_float(source)
+    stored_bits = _stored_eight_bits(source)
     if weights_dtype is not None and stored_bits is not None and weights_dtype != stored_bits.dtype:
         stored = f"the weights in {stored_bits.file} are stored as {stored_bits.dtype}"
         raise CheckpointError(f"weights_dtype: {stored} and cannot be loaded as {weights_dtype}")
@@ -137,23 +158,33 @@ def _stored_eight_bits(source: WeightSource) -> StoredTensor | None:
     return next((tensor for tensor in source.tensors.values() if tensor.dtype in EIGHT_BITS), None)
 
 
-def _run_dtype(source: WeightSource, wanted: str | None, weights_dtype: str | None) -> str:
-    """The type the model computes in. Raises CheckpointError for a stored type that is not read."""
+def _check_types(source: WeightSource) -> None:
+    """Raises CheckpointError for a stored type that is not read."""
     for name, tensor in source.tensors.items():
         if tensor.dtype not in NUMPY_DTYPES:
             supported = f"{', '.join(DTYPES)}, or in an Orbax checkpoint {' or '.join(EIGHT_BITS)}"
             raise CheckpointError(f"{tensor.file}: {name}: type {tensor.dtype} is not one of {supported}")
-    if wanted not in (None, "float32", "bfloat16"):
-        raise CheckpointError(f"dtype: must be float32 or bfloat16, not {wanted!r}")
+
+
+def run_dtype(dtype: str | None, weights_dtype: str | None) -> str | None:
+    """The type the model computes in, of what is asked for, see `load_model`; None: as stored.
+
+    Raises CheckpointError for a type that is not supported, and if one contradicts the other.
+    """
+    if dtype not in (None, "float32", "bfloat16"):
+        raise CheckpointError(f"dtype: must be float32 or bfloat16, not {dtype!r}")
     if weights_dtype not in (None, "float32", "bfloat16", *EIGHT_BITS):
         supported = f"float32, bfloat16, {' or '.join(EIGHT_BITS)}"
         raise CheckpointError(f"weights_dtype: must be {supported}, not {weights_dtype!r}")
     if weights_dtype in ("float32", "bfloat16"):
-        if wanted not in (None, weights_dtype):
-            raise CheckpointError(f"weights_dtype: {weights_dtype}, but dtype is {wanted}; only 8 bits may differ")
+        if dtype not in (None, weights_dtype):
+            raise CheckpointError(f"weights_dtype: {weights_dtype}, but dtype is {dtype}; only 8 bits may differ")
         return weights_dtype
-    if wanted is not None:
-        return wanted
+    return dtype
+
+
+def _stored_float(source: WeightSource) -> str:
+    """The type to compute in where none is asked for."""
     embedding = source.tensors.get("model.embed_tokens.weight")  # norms and head may be stored wider
     return "float32" if embedding is not None and embedding.dtype == "float32" else "bfloat16"
 
