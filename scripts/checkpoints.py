@@ -20,11 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from jaxctx.model.config import ModelConfig, from_hf, read_json
+from jaxctx.model.config import DTYPES, ModelConfig, from_hf, read_json
 from jaxctx.model.decoder import Decoder
-from jaxctx.model.functional import DecoderModel, FlatParams, ParamSpec, abstract, as_model
+from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract, as_model
+from jaxctx.model.products import QuantizedWeight
 from jaxctx.model.weights import write_orbax
 from jaxctx.model.weights.formats import CONFIG, INDEX, NUMPY_DTYPES, SINGLE, HostArray
+from jaxctx.model.weights.quantize import quantize
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
@@ -65,15 +67,28 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def init_random(
-    config: ModelConfig, seed: int, dtype: str | None = None, *, scale: float = 0.02, kv_dtype: str | None = None
+    config: ModelConfig,
+    seed: int,
+    dtype: str | None = None,
+    *,
+    scale: float = 0.02,
+    kv_dtype: str | None = None,
+    weights_dtype: str | None = None,
 ) -> tuple[DecoderModel, FlatParams]:
-    """Model and fresh parameters: matrices normal with standard deviation `scale`, biases 0, norms 1."""
+    """Model and fresh parameters: matrices normal with standard deviation `scale`, biases 0, norms 1.
+
+    `weights_dtype`: 8 bits of the layers' matrices, as loading would make them; None: `dtype`.
+    """
     kind = jnp.dtype(dtype or config.dtype)
     keys = iter(jax.random.split(jax.random.key(seed), 16 * (config.layers + 1)))
 
-    def create(shape: tuple[int, ...], role: str) -> jax.Array:
-        if role == "matrix":
-            return (scale * jax.random.normal(next(keys), shape, jnp.float32)).astype(kind)
+    def create(shape: tuple[int, ...], role: str) -> jax.Array | QuantizedWeight:
+        if role in ("matrix", "embedding"):
+            wide = (scale * jax.random.normal(next(keys), shape, jnp.float32)).astype(kind)
+            if role == "embedding" or weights_dtype is None:
+                return wide
+            values, scales = quantize(np.asarray(wide), weights_dtype)
+            return QuantizedWeight(jnp.asarray(values.view(EIGHT_BITS[weights_dtype])), jnp.asarray(scales), str(kind))
         return jnp.full(shape, 1 if role == "scale" else 0, kind)
 
     return as_model(Decoder(config, create), kv_dtype=kv_dtype)
@@ -130,7 +145,7 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", default="bfloat16", choices=sorted(NUMPY_DTYPES))
+    parser.add_argument("--dtype", default="bfloat16", choices=sorted(DTYPES))
     parser.add_argument("--shards", type=int, default=1)
     given = parser.parse_args()
     config = from_hf(read_json(given.config), file=given.config.name)

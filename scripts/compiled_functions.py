@@ -32,6 +32,10 @@ from jaxctx_kernels import (
 )
 
 STEPS = (("qwen3-0.6b", 16), ("qwen3-0.6b", 512), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
+EIGHT_BIT_WEIGHTS = (
+    *(("qwen3-0.6b", rows, dtype) for rows in (16, 512) for dtype in ("int8", "float8_e4m3fn")),
+    ("llama-3.1-8b", 512, "int8"),
+)
 HEAD_DIMS, PAGE_SIZES, GROUPS = (64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)
 LAYOUTS = tuple(  # head_dim, page size, group: the first with each of the others
     dict.fromkeys(
@@ -80,6 +84,8 @@ def functions() -> Iterator[tuple[str, Lower]]:
     yield "step qwen3-0.6b, 16 rows, KV of int8", step("qwen3-0.6b", 16, kv_dtype="int8")
     name = f"step qwen3-0.6b, 16 rows, KV of int8 in pages of {LARGE_PAGES.page_size}"
     yield name, step("qwen3-0.6b", 16, kv_dtype="int8", sizes=LARGE_PAGES)
+    for model_name, rows, dtype in EIGHT_BIT_WEIGHTS:
+        yield f"step {model_name}, {rows} rows, weights of {dtype}", step(model_name, rows, weights_dtype=dtype)
     for dtype, page_size, rows in WRITES:
         yield f"write {dtype}, {rows} rows, pages of {page_size}", write(dtype, page_size, rows)
     for dim, dtype in EIGHT_BITS:
@@ -134,6 +140,7 @@ def step(
     *,
     split: bool = False,
     kv_dtype: str = "bfloat16",
+    weights_dtype: str | None = None,
     sizes: EngineConfig = SIZES,
     changes: Changes | None = None,
 ) -> Lower:
@@ -141,7 +148,7 @@ def step(
 
     def lower(chips: Chips) -> jax.stages.Lowered:
         config = replace(read_config(SHAPES / model_name), **(changes or {}))
-        model, params = abstract(config, "bfloat16", kv_dtype=kv_dtype)
+        model, params = abstract(config, "bfloat16", kv_dtype=kv_dtype, weights_dtype=weights_dtype)
         mesh = make_mesh(config, tensor=len(chips.four), devices=chips.four) if split else None
         if mesh is not None:
             params = described_on(mesh, model, params)

@@ -167,4 +167,5 @@ def echo_model(text: ModelText | None = None, **settings: Any) -> ServedModel:
         architecture="echo",
         parameters=0,
         dtype="uint32",
+        weights_dtype="uint32",
     )

@@ -165,4 +165,5 @@ def scripted_model(text: ModelText, write: Writer, model_id: str) -> ServedModel
         architecture="scripted",
         parameters=0,
         dtype="uint32",
+        weights_dtype="uint32",
     )

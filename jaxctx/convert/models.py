@@ -15,6 +15,7 @@ def model_from_proto(message: model_service_pb2.Model) -> Model:
         max_context_tokens=message.max_context_tokens,
         page_size=message.page_size,
         dtype=message.dtype,
+        weights_dtype=message.weights_dtype,
         kv_dtype=message.kv_dtype,
         default_max_tokens=message.default_max_tokens,
         tool_call_format=message.tool_call_format,
@@ -34,6 +35,7 @@ def model_to_proto(value: Model) -> model_service_pb2.Model:
         max_context_tokens=value.max_context_tokens,
         page_size=value.page_size,
         dtype=value.dtype,
+        weights_dtype=value.weights_dtype,
         kv_dtype=value.kv_dtype,
         default_max_tokens=value.default_max_tokens,
         tool_call_format=value.tool_call_format,
@@ -53,6 +55,7 @@ def engine_model_to_proto(value: EngineInfo) -> model_service_pb2.Model:
         max_context_tokens=value.max_context_tokens,
         page_size=value.page_size,
         dtype=value.dtype,
+        weights_dtype=value.weights_dtype,
         kv_dtype=value.kv_dtype,
         default_max_tokens=value.default_max_tokens,
     )

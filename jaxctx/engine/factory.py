@@ -32,7 +32,8 @@ class ServedModel:
     revision: str  # digest of configuration and weights
     architecture: str
     parameters: int
-    dtype: str
+    dtype: str  # that it computes in
+    weights_dtype: str  # of the layers' matrices
 
 
 def open_engine(
@@ -120,6 +121,7 @@ def engine_info(served: ServedModel, config: EngineConfig, mesh: Mesh | None = N
         page_size=config.page_size,
         pages_total=config.pages,
         dtype=served.dtype,
+        weights_dtype=served.weights_dtype,
         kv_dtype=served.model.kv.dtype,
         max_batch=config.max_batch,
         platform=jax.default_backend(),

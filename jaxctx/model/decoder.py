@@ -5,7 +5,8 @@ Attention is injected: the decoder projects, normalises and rotates, and hands q
 
 Numbers. Weights are stored `[out, in]`, as in the checkpoints, and contracted on their last axis; products of bfloat16
 accumulate in float32 and stay float32, in the residual stream too, until the next product needs them narrow. Norms and
-RoPE are float32. With float32 weights every product runs at the highest precision.
+RoPE are float32. With float32 weights every product runs at the highest precision. The layers' matrices may have 8 bits
+with a scale for each output channel; the embedding, the head, norms and biases never have.
 
 Attributes are named after the tensors of the checkpoint format, so that a parameter's path is its name in a file.
 """
@@ -23,27 +24,42 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.interface import AttentionBackend
-from jaxctx.model.products import project, project_and_sum
+from jaxctx.model.products import QuantizedWeight, project, project_and_sum
 from jaxctx.model.rope import RopeCosSin, cos_sin, inverse_frequencies, rotate
 
 Axes = tuple[str, ...]  # logical axis names of a parameter, see `sharding`
-Create = Callable[[tuple[int, ...], str], "jax.Array | jax.ShapeDtypeStruct"]
-"""Makes the value of a parameter from its shape and kind: "matrix", "bias" (zeros) or "scale" (ones)."""
+Create = Callable[[tuple[int, ...], str], "jax.Array | jax.ShapeDtypeStruct | QuantizedWeight"]
+"""Makes the value of a parameter from its shape and kind: "matrix", "embedding", "bias" (zeros) or "scale" (ones).
+
+Only a matrix may be a `QuantizedWeight`.
+"""
 
 
 class Linear(nnx.Module):
-    """`x @ weight.T + bias`, in float32. `weight` `[out, in]`."""
+    """`x @ weight.T + bias`, in float32. `weight` `[out, in]`; `weight_scale` `[out]` where that has 8 bits."""
 
-    def __init__(self, create: Create, out: tuple[int, str], inside: tuple[int, str], *, bias: bool) -> None:
-        self.weight = nnx.Param(create((out[0], inside[0]), "matrix"), axes=(out[1], inside[1]))
+    def __init__(
+        self, create: Create, out: tuple[int, str], inside: tuple[int, str], *, bias: bool, kind: str = "matrix"
+    ) -> None:
+        weight = create((out[0], inside[0]), kind)
+        quantized = weight if isinstance(weight, QuantizedWeight) else None
+        self.weight = nnx.Param(weight if quantized is None else quantized.values, axes=(out[1], inside[1]))
+        self.weight_scale = None if quantized is None else nnx.Param(quantized.scale, axes=(out[1],))
+        self.multiplied_as = "" if quantized is None else quantized.multiplied_as
         self.bias = nnx.Param(create((out[0],), "bias"), axes=(out[1],)) if bias else None
 
     def __call__(self, x: Float[Array, "rows in"]) -> Float32[Array, "rows out"]:
-        return self._add_bias(project(x, self.weight[...]))
+        return self._add_bias(project(x, self._read_weight()))
 
     def sum_over(self, mesh: Mesh | None, x: Float[Array, "rows in"]) -> Float32[Array, "rows out"]:
         """The same where `in` is split over `mesh`, see `project_and_sum`."""
-        return self._add_bias(project_and_sum(x, self.weight[...], mesh))
+        return self._add_bias(project_and_sum(x, self._read_weight(), mesh))
+
+    def _read_weight(self) -> "jax.Array | QuantizedWeight":
+        weight: jax.Array = self.weight[...]
+        if self.weight_scale is None:
+            return weight
+        return QuantizedWeight(weight, self.weight_scale[...], self.multiplied_as)
 
     def _add_bias(self, y: Float32[Array, "rows out"]) -> Float32[Array, "rows out"]:
         return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
@@ -139,10 +155,11 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig, create: Create) -> None:
         self.config = config
         vocab, embed = (config.vocab_size, "vocab"), (config.width, "embed")
-        self.embed_tokens = Linear(create, vocab, embed, bias=False)  # its rows by token id, and where tied the head
+        # Its rows by token id, and where tied the head.
+        self.embed_tokens = Linear(create, vocab, embed, bias=False, kind="embedding")
         self.layers = nnx.List([Layer(create, config) for _ in range(config.layers)])
         self.norm = RMSNorm(create, config.width, "embed", config.norm_eps)
-        self.lm_head = None if config.tied else Linear(create, vocab, embed, bias=False)
+        self.lm_head = None if config.tied else Linear(create, vocab, embed, bias=False, kind="embedding")
 
     def hidden(
         self, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: AttentionBackend, kv_dtype: str

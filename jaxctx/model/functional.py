@@ -15,17 +15,38 @@ from flax import nnx
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.decoder import Axes, Decoder
 from jaxctx.model.interface import AttentionBackend, KVSpec
+from jaxctx.model.products import QuantizedWeight
+
+EIGHT_BITS = {"int8": jnp.dtype("int8"), "float8_e4m3fn": jnp.dtype("uint8")}
+"""Types of weights that have a scale for each output channel, and the type of the array that holds them."""
+
+SCALE = "weight_scale"
+"""Last part of the name of such a scale, behind what the name of its `weight` begins with."""
 
 FlatParams = tuple[Any, ...]  # arrays, or ShapeDtypeStructs of an abstract model, in the order of `DecoderModel.specs`
 
 
 @dataclass(frozen=True, slots=True)
 class ParamSpec:
-    """One parameter: its tensor name in a checkpoint, its shape, and a logical axis per dimension."""
+    """One parameter: its tensor name in a checkpoint, its shape, a logical axis per dimension, and its type.
+
+    A parameter of `dtype` float8_e4m3fn is an array of its bits in uint8, see `QuantizedWeight`.
+    """
 
     name: str
     shape: tuple[int, ...]
     axes: Axes
+    dtype: str
+
+    @property
+    def is_scale(self) -> bool:
+        """Whether it is the scales of a weight of 8 bits."""
+        return self.name.endswith(f".{SCALE}")
+
+    @property
+    def scale_name(self) -> str:
+        """The name of this weight's scales, if it has 8 bits."""
+        return self.name.removesuffix("weight") + SCALE
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +54,8 @@ class DecoderModel:
     """The static part: `interface.Model` for a `Decoder`. Hashes and compares by configuration and types alone."""
 
     config: ModelConfig
-    dtype: str  # of the parameters
+    dtype: str  # that it computes in; of the parameters, but those that have `weights_dtype`
+    weights_dtype: str  # of the layers' matrices: `dtype`, or a key of EIGHT_BITS
     kv: KVSpec
     specs: tuple[ParamSpec, ...] = field(compare=False, repr=False)
     _merge: Callable[[FlatParams], Decoder] = field(compare=False, repr=False)
@@ -61,28 +83,50 @@ class DecoderModel:
 def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderModel, FlatParams]:
     """Split a decoder, concrete or abstract, into its static part and its parameters.
 
-    `kv_dtype` is the type of keys and values, see `KVSpec`; None: that of the parameters.
+    `kv_dtype` is the type of keys and values, see `KVSpec`; None: the one that the model computes in.
     """
     graph, state = nnx.split(decoder)
     flat = nnx.to_flat_state(state)
-    specs = tuple(ParamSpec(_name(path), tuple(variable.shape), variable.axes) for path, variable in flat)
+    specs = tuple(
+        ParamSpec(_name(path), tuple(variable.shape), variable.axes, _dtype(variable)) for path, variable in flat
+    )
     leaves, leaf_tree = jax.tree.flatten(state)
     assert len(leaves) == len(specs)
 
     def merge(params: FlatParams) -> Decoder:
         return nnx.merge(graph, jax.tree.unflatten(leaf_tree, params))
 
-    dtype = str(jnp.dtype(leaves[0].dtype))
+    dtype = _dtype(decoder.embed_tokens.weight)
+    weights_dtype = _dtype(decoder.layers[0].self_attn.q_proj.weight)
     config = decoder.config
     group = config.heads // config.kv_heads
     kv = KVSpec(config.layers, config.kv_heads, config.head_dim, kv_dtype or dtype, group)
-    return DecoderModel(decoder.config, dtype, kv, specs, merge), tuple(leaves)
+    return DecoderModel(config, dtype, weights_dtype, kv, specs, merge), tuple(leaves)
+
+
+def _dtype(parameter: Any) -> str:
+    """The type of a parameter's numbers; uint8 holds the bits of one of EIGHT_BITS."""
+    held = jnp.dtype(parameter.dtype)
+    return next((name for name, dtype in EIGHT_BITS.items() if dtype == held), str(held))
 
 
 def _name(path: tuple[Any, ...]) -> str:
     return ".".join(map(str, path if path[0] == "lm_head" else ("model", *path)))
 
 
-def abstract(config: ModelConfig, dtype: str, *, kv_dtype: str | None = None) -> tuple[DecoderModel, FlatParams]:
-    """Model and ShapeDtypeStructs: for compiling and for planning memory without weights."""
-    return as_model(Decoder(config, lambda shape, _: jax.ShapeDtypeStruct(shape, dtype)), kv_dtype=kv_dtype)
+def abstract(
+    config: ModelConfig, dtype: str, *, kv_dtype: str | None = None, weights_dtype: str | None = None
+) -> tuple[DecoderModel, FlatParams]:
+    """Model and ShapeDtypeStructs: for compiling and for planning memory without weights.
+
+    `dtype` is "bfloat16" or "float32"; `weights_dtype` a key of EIGHT_BITS for the layers' matrices, or None: `dtype`.
+    """
+
+    def create(shape: tuple[int, ...], kind: str) -> Any:
+        if kind != "matrix" or weights_dtype is None or weights_dtype == dtype:
+            return jax.ShapeDtypeStruct(shape, dtype)
+        values: Any = jax.ShapeDtypeStruct(shape, EIGHT_BITS[weights_dtype])
+        scale: Any = jax.ShapeDtypeStruct(shape[:1], jnp.float32)
+        return QuantizedWeight(values, scale, dtype)
+
+    return as_model(Decoder(config, create), kv_dtype=kv_dtype)

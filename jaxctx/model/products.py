@@ -1,30 +1,53 @@
 """Products of rows with weights, as each kind of device computes them best.
 
 Weights are stored `[out, in]`, as in the checkpoints, and contracted on their last axis. What is multiplied is narrow,
-products are float32.
+products are float32. Weights of 8 bits are widened inside the product: no wide copy of one is ever in memory.
 """
 
 import math
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Shaped
 
 from jaxctx.model.sharding import EVERY_DEVICE
 
 FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less than it saves
 LANES, TERMS = 32, 32  # of one row's products on CPU: numbers of a vector, and vectors that one loop adds at most
+BLOCK_ELEMENTS = 1 << 20  # of a weight of 8 bits that are wide at a time on CPU: 2 MiB, which its cache holds
+LEAST_BLOCK = 64  # output channels that are multiplied at a time, however long they are
 
 
-def project(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float32[Array, "rows out"]:
+@partial(jax.tree_util.register_dataclass, data_fields=("values", "scale"), meta_fields=("multiplied_as",))
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight of 8 bits: `values[o, i] * scale[o]`, a scale for each output channel.
+
+    `multiplied_as` is the type in which values and what they are multiplied with meet, "bfloat16" or "float32". Both
+    hold every value exactly.
+    """
+
+    values: Shaped[Array, "out in"]  # int8, or the bits of float8_e4m3fn in uint8, as XLA:CPU would widen it whole
+    scale: Float32[Array, " out"]
+    multiplied_as: str = field(metadata={"static": True})
+
+
+def project(
+    x: Float[Array, "rows in"], weight: "Float[Array, 'out in'] | QuantizedWeight"
+) -> Float32[Array, "rows out"]:
     """Contract both last axes. `x` is narrowed to the weight's type, the product is not.
 
     A product that returns bfloat16, or a weight widened in the step, is several times slower on CPU. There the right
     operand is packed anew at every call; so few rows are made that one (1.5 times as fast in bfloat16, twice in
     float32). A row alone takes another path, good in float32 and else seven times slower, unless spelt out.
     """
+    if isinstance(weight, QuantizedWeight):
+        return project_quantized(x, weight)
     rows, x = x.shape[0], x.astype(weight.dtype)
     if rows > FEW_ROWS:
         return contract(x, weight)
@@ -40,28 +63,89 @@ def project(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float
 
 
 def project_and_sum(
-    x: Float[Array, "rows in"], weight: Float[Array, "out in"], mesh: Mesh | None
+    x: Float[Array, "rows in"], weight: "Float[Array, 'out in'] | QuantizedWeight", mesh: Mesh | None
 ) -> Float32[Array, "rows out"]:
     """`project` where `in` is split over `mesh`: each device's product, and then their sum, which every device gets.
 
-    What devices send each other has the weights' type: bfloat16 are half the bytes of the products. Each product is
-    rounded to it once, and so may be each sum of two; one device alone rounds nothing.
+    What devices send each other has the type in which products are computed: bfloat16 are half the bytes of the
+    products. Each product is rounded to it once, and so may be each sum of two; one device alone rounds nothing.
     """
     if mesh is None or mesh.size == 1:
         return project(x, weight)
 
-    def part(x: jax.Array, weight: jax.Array) -> jax.Array:
-        product = project(x, weight).astype(weight.dtype)
+    split, whole = PartitionSpec(None, EVERY_DEVICE), PartitionSpec()
+    sent, place = weight.dtype, split
+    if isinstance(weight, QuantizedWeight):
+        sent, place = jnp.dtype(weight.multiplied_as), replace(weight, values=split, scale=whole)
+
+    def part(x: jax.Array, weight: "jax.Array | QuantizedWeight") -> jax.Array:
+        product = project(x, weight).astype(sent)
         summed: jax.Array = lax.psum(product, EVERY_DEVICE)
         return summed.astype(jnp.float32)
 
-    split, whole = PartitionSpec(None, EVERY_DEVICE), PartitionSpec()
-    product: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=(split, split), out_specs=whole)(x, weight)
+    product: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=(split, place), out_specs=whole)(x, weight)
     return product
 
 
-def contract_one(x: Float[Array, " in"], weight: Float[Array, "out in"]) -> Float32[Array, " out"]:
+def project_quantized(x: Float[Array, "rows in"], weight: QuantizedWeight) -> Float32[Array, "rows out"]:
+    """As `project`: the product with the values, scaled afterwards.
+
+    Accelerators' compilers fuse the widening into the product. XLA:CPU would first widen the whole weight; there one
+    row's sums widen as they read, and more rows go through the weight by blocks.
+    """
+    x = x.astype(weight.multiplied_as)
+
+    def on_cpu(x: jax.Array, values: jax.Array) -> jax.Array:
+        return contract_one(x[0], values)[None] if x.shape[0] == 1 else contract_in_blocks(x, values)
+
+    def fused(x: jax.Array, values: jax.Array) -> jax.Array:
+        return contract(x, widen(values, x.dtype))
+
+    product: jax.Array = lax.platform_dependent(x, weight.values, cpu=on_cpu, default=fused)
+    return product * weight.scale
+
+
+def widen(values: Shaped[Array, "*shape"], dtype: Any) -> Float[Array, "*shape"]:
+    """Values of a `QuantizedWeight`, or numbers of a floating type, as `dtype`; exact."""
+    if values.dtype == jnp.uint8:
+        values = lax.bitcast_convert_type(values, jnp.float8_e4m3fn)
+    return values.astype(dtype)
+
+
+def widen_on_cpu(values: Shaped[Array, "*shape"], dtype: Any) -> Float[Array, "*shape"]:
+    """As `widen`, by way of float16: its bits are those of float8_e4m3fn moved up, but for 256 times the value.
+
+    XLA:CPU's own conversion of float8 takes up to three times as long.
+    """
+    if values.dtype != jnp.uint8:
+        return values.astype(dtype)
+    bits = values.astype(jnp.uint16)
+    moved = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+    numbers = lax.bitcast_convert_type(moved, jnp.float16).astype(jnp.float32) * 256
+    return numbers.astype(dtype)
+
+
+def contract_in_blocks(x: Float[Array, "rows in"], values: Shaped[Array, "out in"]) -> Float32[Array, "rows out"]:
+    """The product with values of 8 bits on CPU, of which BLOCK_ELEMENTS at a time are widened."""
+    out, inside = values.shape
+    block = max(LEAST_BLOCK, BLOCK_ELEMENTS // inside)
+    if block >= out:
+        return contract(x, widen_on_cpu(values, x.dtype))
+
+    def fill(number: jax.Array, product: jax.Array) -> jax.Array:
+        start = jnp.minimum(number * block, out - block)  # the last block overlaps the one before
+        wide = widen_on_cpu(lax.dynamic_slice_in_dim(values, start, block), x.dtype)
+        filled: jax.Array = lax.dynamic_update_slice(product, contract(x, wide), (jnp.zeros_like(start), start))
+        return filled
+
+    filled: jax.Array = lax.fori_loop(0, -(-out // block), fill, jnp.zeros((x.shape[0], out), jnp.float32))
+    return filled
+
+
+def contract_one(x: Float[Array, " in"], weight: Shaped[Array, "out in"]) -> Float32[Array, " out"]:
     """One row by sums of vectors, for which XLA:CPU makes a loop that reads weights as fast as memory gives them.
+
+    `weight` may be the values of a `QuantizedWeight`.
 
     Widened or reshaped otherwise, weights or what `x` is made of would be computed apart, or in every term.
     """
@@ -70,7 +154,7 @@ def contract_one(x: Float[Array, " in"], weight: Float[Array, "out in"]) -> Floa
     parts = next(n for n in range(-(-count // TERMS), count + 1) if count % n == 0)
     x = lax.optimization_barrier(x.astype(jnp.float32))
     x, weight = (a.reshape(*a.shape[:-1], parts, -1, lanes) for a in (x, weight))
-    terms = (weight[..., term, :].astype(jnp.float32) * x[..., term, :] for term in range(count // parts))
+    terms = (widen_on_cpu(weight[..., term, :], jnp.float32) * x[..., term, :] for term in range(count // parts))
     sums: jax.Array = lax.optimization_barrier(sum(terms)).sum((1, 2))
     return sums
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from jaxctx.v1 import rules_pb2 as jaxctx_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1djaxctx/v1/admin_service.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"\xf6\x02\n\nEngineInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nparameters\x18\x04 \x01(\x03\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\x05\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x13\n\x0bpages_total\x18\x08 \x01(\x03\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x10\n\x08kv_dtype\x18\n \x01(\t\x12\x11\n\tmax_batch\x18\x0b \x01(\x05\x12\x10\n\x08platform\x18\x0c \x01(\t\x12-\n\x04mesh\x18\r \x03(\x0b\x32\x1f.jaxctx.v1.EngineInfo.MeshEntry\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x0e \x01(\x05\x1a+\n\tMeshEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\xe1\x05\n\x0b\x45ngineStats\x12\x13\n\x0bpages_total\x18\x01 \x01(\x03\x12\x12\n\npages_free\x18\x02 \x01(\x03\x12\x14\n\x0cpages_cached\x18\x03 \x01(\x03\x12\x12\n\npages_held\x18\x04 \x01(\x03\x12\x16\n\x0epages_reserved\x18\x05 \x01(\x03\x12\x10\n\x08\x63ontexts\x18\x06 \x01(\x03\x12\x0f\n\x07running\x18\x07 \x01(\x03\x12\x0f\n\x07waiting\x18\x08 \x01(\x03\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\r\n\x05steps\x18\n \x01(\x03\x12\x17\n\x0ftokens_computed\x18\x0b \x01(\x03\x12\x15\n\rtokens_cached\x18\x0c \x01(\x03\x12\x18\n\x10tokens_generated\x18\r \x01(\x03\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x03\x12\x13\n\x0bsuspensions\x18\x0f \x01(\x03\x12 \n\x18\x63ompilations_after_ready\x18\x10 \x01(\x03\x12\x17\n\x0ftokens_restored\x18\x11 \x01(\x03\x12\x18\n\x10host_pages_total\x18\x12 \x01(\x03\x12\x17\n\x0fhost_pages_used\x18\x13 \x01(\x03\x12\x18\n\x10\x64isk_pages_total\x18\x14 \x01(\x03\x12\x17\n\x0f\x64isk_pages_used\x18\x15 \x01(\x03\x12\x11\n\tsnapshots\x18\x16 \x01(\x03\x12\x14\n\x0cpublications\x18\x17 \x01(\x03\x12\x0f\n\x07\x65xpired\x18\x18 \x01(\x03\x12\x16\n\x0etokens_drafted\x18\x19 \x01(\x03\x12\x17\n\x0ftokens_accepted\x18\x1a \x01(\x03\x12\x16\n\x0etokens_queried\x18\x1b \x01(\x03\x12\x15\n\rprompt_tokens\x18\x1c \x01(\x03\x12\x19\n\x11requests_admitted\x18\x1d \x01(\x03\x12\x15\n\rqueue_seconds\x18\x1e \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x1f \x01(\x01\x12\x1b\n\x13\x66unctions_compiling\x18  \x01(\x03\"t\n\x06\x45ngine\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.jaxctx.v1.EngineInfo\x12%\n\x05stats\x18\x02 \x01(\x0b\x32\x16.jaxctx.v1.EngineStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\"\x11\n\x0fGetStatsRequest\"6\n\x10GetStatsResponse\x12\"\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x11.jaxctx.v1.Engine\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x13\n\x11\x43learCacheRequest\"+\n\x12\x43learCacheResponse\x12\x15\n\rpages_dropped\x18\x01 \x01(\x03\x32\xe5\x01\n\x0c\x41\x64minService\x12H\n\x08GetStats\x12\x1a.jaxctx.v1.GetStatsRequest\x1a\x1b.jaxctx.v1.GetStatsResponse\"\x03\x90\x02\x01\x12:\n\x05\x44rain\x12\x17.jaxctx.v1.DrainRequest\x1a\x18.jaxctx.v1.DrainResponse\x12I\n\nClearCache\x12\x1c.jaxctx.v1.ClearCacheRequest\x1a\x1d.jaxctx.v1.ClearCacheResponse\x1a\x04\xf0\xd0*\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1djaxctx/v1/admin_service.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"\x8d\x03\n\nEngineInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nparameters\x18\x04 \x01(\x03\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\x05\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x13\n\x0bpages_total\x18\x08 \x01(\x03\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x10\n\x08kv_dtype\x18\n \x01(\t\x12\x11\n\tmax_batch\x18\x0b \x01(\x05\x12\x10\n\x08platform\x18\x0c \x01(\t\x12-\n\x04mesh\x18\r \x03(\x0b\x32\x1f.jaxctx.v1.EngineInfo.MeshEntry\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x0e \x01(\x05\x12\x15\n\rweights_dtype\x18\x0f \x01(\t\x1a+\n\tMeshEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\xe1\x05\n\x0b\x45ngineStats\x12\x13\n\x0bpages_total\x18\x01 \x01(\x03\x12\x12\n\npages_free\x18\x02 \x01(\x03\x12\x14\n\x0cpages_cached\x18\x03 \x01(\x03\x12\x12\n\npages_held\x18\x04 \x01(\x03\x12\x16\n\x0epages_reserved\x18\x05 \x01(\x03\x12\x10\n\x08\x63ontexts\x18\x06 \x01(\x03\x12\x0f\n\x07running\x18\x07 \x01(\x03\x12\x0f\n\x07waiting\x18\x08 \x01(\x03\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\r\n\x05steps\x18\n \x01(\x03\x12\x17\n\x0ftokens_computed\x18\x0b \x01(\x03\x12\x15\n\rtokens_cached\x18\x0c \x01(\x03\x12\x18\n\x10tokens_generated\x18\r \x01(\x03\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x03\x12\x13\n\x0bsuspensions\x18\x0f \x01(\x03\x12 \n\x18\x63ompilations_after_ready\x18\x10 \x01(\x03\x12\x17\n\x0ftokens_restored\x18\x11 \x01(\x03\x12\x18\n\x10host_pages_total\x18\x12 \x01(\x03\x12\x17\n\x0fhost_pages_used\x18\x13 \x01(\x03\x12\x18\n\x10\x64isk_pages_total\x18\x14 \x01(\x03\x12\x17\n\x0f\x64isk_pages_used\x18\x15 \x01(\x03\x12\x11\n\tsnapshots\x18\x16 \x01(\x03\x12\x14\n\x0cpublications\x18\x17 \x01(\x03\x12\x0f\n\x07\x65xpired\x18\x18 \x01(\x03\x12\x16\n\x0etokens_drafted\x18\x19 \x01(\x03\x12\x17\n\x0ftokens_accepted\x18\x1a \x01(\x03\x12\x16\n\x0etokens_queried\x18\x1b \x01(\x03\x12\x15\n\rprompt_tokens\x18\x1c \x01(\x03\x12\x19\n\x11requests_admitted\x18\x1d \x01(\x03\x12\x15\n\rqueue_seconds\x18\x1e \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x1f \x01(\x01\x12\x1b\n\x13\x66unctions_compiling\x18  \x01(\x03\"t\n\x06\x45ngine\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.jaxctx.v1.EngineInfo\x12%\n\x05stats\x18\x02 \x01(\x0b\x32\x16.jaxctx.v1.EngineStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\"\x11\n\x0fGetStatsRequest\"6\n\x10GetStatsResponse\x12\"\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x11.jaxctx.v1.Engine\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x13\n\x11\x43learCacheRequest\"+\n\x12\x43learCacheResponse\x12\x15\n\rpages_dropped\x18\x01 \x01(\x03\x32\xe5\x01\n\x0c\x41\x64minService\x12H\n\x08GetStats\x12\x1a.jaxctx.v1.GetStatsRequest\x1a\x1b.jaxctx.v1.GetStatsResponse\"\x03\x90\x02\x01\x12:\n\x05\x44rain\x12\x17.jaxctx.v1.DrainRequest\x1a\x18.jaxctx.v1.DrainResponse\x12I\n\nClearCache\x12\x1c.jaxctx.v1.ClearCacheRequest\x1a\x1d.jaxctx.v1.ClearCacheResponse\x1a\x04\xf0\xd0*\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,25 +39,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMINSERVICE'].methods_by_name['GetStats']._loaded_options = None
   _globals['_ADMINSERVICE'].methods_by_name['GetStats']._serialized_options = b'\220\002\001'
   _globals['_ENGINEINFO']._serialized_start=68
-  _globals['_ENGINEINFO']._serialized_end=442
-  _globals['_ENGINEINFO_MESHENTRY']._serialized_start=399
-  _globals['_ENGINEINFO_MESHENTRY']._serialized_end=442
-  _globals['_ENGINESTATS']._serialized_start=445
-  _globals['_ENGINESTATS']._serialized_end=1182
-  _globals['_ENGINE']._serialized_start=1184
-  _globals['_ENGINE']._serialized_end=1300
-  _globals['_GETSTATSREQUEST']._serialized_start=1302
-  _globals['_GETSTATSREQUEST']._serialized_end=1319
-  _globals['_GETSTATSRESPONSE']._serialized_start=1321
-  _globals['_GETSTATSRESPONSE']._serialized_end=1375
-  _globals['_DRAINREQUEST']._serialized_start=1377
-  _globals['_DRAINREQUEST']._serialized_end=1391
-  _globals['_DRAINRESPONSE']._serialized_start=1393
-  _globals['_DRAINRESPONSE']._serialized_end=1408
-  _globals['_CLEARCACHEREQUEST']._serialized_start=1410
-  _globals['_CLEARCACHEREQUEST']._serialized_end=1429
-  _globals['_CLEARCACHERESPONSE']._serialized_start=1431
-  _globals['_CLEARCACHERESPONSE']._serialized_end=1474
-  _globals['_ADMINSERVICE']._serialized_start=1477
-  _globals['_ADMINSERVICE']._serialized_end=1706
+  _globals['_ENGINEINFO']._serialized_end=465
+  _globals['_ENGINEINFO_MESHENTRY']._serialized_start=422
+  _globals['_ENGINEINFO_MESHENTRY']._serialized_end=465
+  _globals['_ENGINESTATS']._serialized_start=468
+  _globals['_ENGINESTATS']._serialized_end=1205
+  _globals['_ENGINE']._serialized_start=1207
+  _globals['_ENGINE']._serialized_end=1323
+  _globals['_GETSTATSREQUEST']._serialized_start=1325
+  _globals['_GETSTATSREQUEST']._serialized_end=1342
+  _globals['_GETSTATSRESPONSE']._serialized_start=1344
+  _globals['_GETSTATSRESPONSE']._serialized_end=1398
+  _globals['_DRAINREQUEST']._serialized_start=1400
+  _globals['_DRAINREQUEST']._serialized_end=1414
+  _globals['_DRAINRESPONSE']._serialized_start=1416
+  _globals['_DRAINRESPONSE']._serialized_end=1431
+  _globals['_CLEARCACHEREQUEST']._serialized_start=1433
+  _globals['_CLEARCACHEREQUEST']._serialized_end=1452
+  _globals['_CLEARCACHERESPONSE']._serialized_start=1454
+  _globals['_CLEARCACHERESPONSE']._serialized_end=1497
+  _globals['_ADMINSERVICE']._serialized_start=1500
+  _globals['_ADMINSERVICE']._serialized_end=1729
 # @@protoc_insertion_point(module_scope)

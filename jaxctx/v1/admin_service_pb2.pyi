@@ -48,6 +48,7 @@ class EngineInfo(google.protobuf.message.Message):
     PLATFORM_FIELD_NUMBER: builtins.int
     MESH_FIELD_NUMBER: builtins.int
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: builtins.int
+    WEIGHTS_DTYPE_FIELD_NUMBER: builtins.int
     model_id: builtins.str
     """The model's name on this server."""
     model_revision: builtins.str
@@ -65,7 +66,7 @@ class EngineInfo(google.protobuf.message.Message):
     pages_total: builtins.int
     """Pages in the pool."""
     dtype: builtins.str
-    """Numerical type of weights and activations."""
+    """Numerical type of activations, and of weights but those that have `weights_dtype`."""
     kv_dtype: builtins.str
     """Numerical type of keys and values."""
     max_batch: builtins.int
@@ -74,6 +75,8 @@ class EngineInfo(google.protobuf.message.Message):
     """"cpu", "gpu" or "tpu"."""
     default_max_tokens: builtins.int
     """Tokens for an unset `max_tokens`."""
+    weights_dtype: builtins.str
+    """Numerical type of the layers' matrices: `dtype`, "int8" or "float8_e4m3fn"."""
     @property
     def mesh(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Devices along each axis of the mesh, by the axis' name."""
@@ -95,8 +98,9 @@ class EngineInfo(google.protobuf.message.Message):
         platform: builtins.str = ...,
         mesh: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         default_max_tokens: builtins.int = ...,
+        weights_dtype: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_batch", b"max_batch", "max_context_tokens", b"max_context_tokens", "mesh", b"mesh", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "pages_total", b"pages_total", "parameters", b"parameters", "platform", b"platform", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_batch", b"max_batch", "max_context_tokens", b"max_context_tokens", "mesh", b"mesh", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "pages_total", b"pages_total", "parameters", b"parameters", "platform", b"platform", "vocab_size", b"vocab_size", "weights_dtype", b"weights_dtype"]) -> None: ...
 
 global___EngineInfo = EngineInfo
 

@@ -48,6 +48,7 @@ class Model(google.protobuf.message.Message):
     TOOL_CALL_FORMAT_FIELD_NUMBER: builtins.int
     REASONING_FORMAT_FIELD_NUMBER: builtins.int
     SPECIAL_MARKERS_FIELD_NUMBER: builtins.int
+    WEIGHTS_DTYPE_FIELD_NUMBER: builtins.int
     model_id: builtins.str
     """Its name on this server."""
     model_revision: builtins.str
@@ -63,7 +64,7 @@ class Model(google.protobuf.message.Message):
     page_size: builtins.int
     """Tokens per KV page."""
     dtype: builtins.str
-    """Numerical type of weights and activations, for example "bfloat16"."""
+    """Numerical type of activations, and of weights but those that have `weights_dtype`; for example "bfloat16"."""
     kv_dtype: builtins.str
     """Numerical type of keys and values."""
     default_max_tokens: builtins.int
@@ -72,11 +73,14 @@ class Model(google.protobuf.message.Message):
     """How it writes calls of tools: "hermes", "llama3_json", "mistral" or "mistral_named". Empty: not known."""
     reasoning_format: builtins.str
     """How it writes its thoughts: "think", or "think_opened" if the chat template opens them. Empty: not at all."""
+    weights_dtype: builtins.str
+    """Numerical type of the layers' matrices: `dtype`, "int8" or "float8_e4m3fn".
+    15..31: adapters, media, when they come.
+    """
     @property
     def special_markers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Marks of these two formats that are special tokens, with their ids. The text of an output has them only with
         `include_special_tokens`.
-        14..31: adapters, media, when they come.
         """
 
     def __init__(
@@ -95,8 +99,9 @@ class Model(google.protobuf.message.Message):
         tool_call_format: builtins.str = ...,
         reasoning_format: builtins.str = ...,
         special_markers: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        weights_dtype: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_context_tokens", b"max_context_tokens", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "parameters", b"parameters", "reasoning_format", b"reasoning_format", "special_markers", b"special_markers", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_context_tokens", b"max_context_tokens", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "parameters", b"parameters", "reasoning_format", b"reasoning_format", "special_markers", b"special_markers", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size", "weights_dtype", b"weights_dtype"]) -> None: ...
 
 global___Model = Model
 

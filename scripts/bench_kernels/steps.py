@@ -71,7 +71,7 @@ def random_model(config: ModelConfig, dtype: str) -> tuple[DecoderModel, FlatPar
     normal = jax.jit(lambda key, shape: jax.random.normal(key, shape, dtype) * 0.02, static_argnums=1)
 
     def create(shape: tuple[int, ...], role: str) -> jax.Array:
-        return normal(next(keys), shape) if role == "matrix" else jnp.full(shape, role == "scale", dtype)
+        return normal(next(keys), shape) if role in ("matrix", "embedding") else jnp.full(shape, role == "scale", dtype)
 
     return as_model(Decoder(config, create))
 

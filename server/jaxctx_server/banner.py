@@ -73,8 +73,9 @@ def _model_rows(info: "EngineInfo", window: int | None) -> list[tuple[str, str]]
     mesh = " × ".join(f"{axis} {size}" for axis, size in info.mesh.items()) or "1 device"
     why = "" if window is None else " (the model's attention window)"
     kv_tokens = info.pages_total * info.page_size
+    dtype = info.dtype if info.weights_dtype == info.dtype else f"{info.dtype} with {info.weights_dtype} weights"
     return [
-        ("model", f"{info.model_id} ({info.architecture}, {info.parameters:,} parameters, {info.dtype})"),
+        ("model", f"{info.model_id} ({info.architecture}, {info.parameters:,} parameters, {dtype})"),
         ("revision", info.model_revision),
         ("devices", f"{info.platform}, {mesh}"),
         ("KV", f"{kv_tokens:,} tokens in {info.pages_total:,} pages of {info.page_size}, {info.kv_dtype}"),

@@ -188,9 +188,9 @@ def convert(config: "ConvertConfig") -> int:
     from jaxctx_server.engine_builder import user_errors
     from jaxctx_server.progress import progress_shown
 
-    dtype = None if config.dtype == "auto" else config.dtype
+    dtype, weights_dtype = (None if each == "auto" else each for each in (config.dtype, config.weights_dtype))
     with user_errors(config.src), progress_shown(sys.stderr) as progress:
-        weights.convert(config.src, config.dst, dtype=dtype, progress=progress.weights)
+        weights.convert(config.src, config.dst, dtype=dtype, weights_dtype=weights_dtype, progress=progress.weights)
     print(f"wrote {config.dst}")
     return OK
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -30,7 +31,7 @@ from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import GROUP, logical_sharding, make_mesh
 from jaxctx.model.text import ModelText, load_text
-from jaxctx.model.weights import load_model, read_config
+from jaxctx.model.weights import load_model, read_config, run_dtype, stored_weights_dtype
 from jaxctx_kernels import KernelChoice
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
 from jaxctx_server.engine_plan import EnginePlan
@@ -142,9 +143,10 @@ def _shape(config: ServeConfig) -> ModelConfig:
 
 def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, FlatParams]:
     """A model without weights, in the types of the settings."""
-    dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
-    stored = "float32" if shape.dtype == "float32" else "bfloat16"
-    return abstract(shape, dtype or stored, kv_dtype=kv_dtype)
+    types, path = _types(config), Path(config.model or BUNDLED)
+    dtype = run_dtype(types.dtype, types.weights_dtype) or ("float32" if shape.dtype == "float32" else "bfloat16")
+    weights_dtype = types.weights_dtype or (stored_weights_dtype(path) if path.exists() else None)
+    return abstract(shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype)
 
 
 @contextmanager
@@ -171,8 +173,7 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
     if not path.is_dir():
         raise CheckpointError("not a directory" if path.exists() else "no such directory")
     text = load_text(path)  # before the weights: it takes less time to find out that it is missing
-    dtype, kv_dtype = (None if each == "auto" else each for each in (config.dtype, config.kv_dtype))
-    loaded = load_model(path, dtype=dtype, kv_dtype=kv_dtype, mesh=mesh, progress=progress.weights)
+    loaded = load_model(path, **_types(config)._asdict(), mesh=mesh, progress=progress.weights)
     return ServedModel(
         model=loaded.model,
         params=loaded.params,
@@ -181,8 +182,22 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
         revision=loaded.revision,
         architecture=loaded.model.config.architecture,
         parameters=loaded.parameters,
-        dtype=loaded.model.config.dtype,
+        dtype=loaded.model.dtype,
+        weights_dtype=loaded.model.weights_dtype,
     )
+
+
+class Types(NamedTuple):
+    """The types that the settings ask for; None: as stored, or what follows from the others."""
+
+    dtype: str | None
+    kv_dtype: str | None
+    weights_dtype: str | None
+
+
+def _types(config: ServeConfig) -> Types:
+    chosen = (config.dtype, config.kv_dtype, config.weights_dtype)
+    return Types(*(None if each == "auto" else each for each in chosen))
 
 
 def _attention(config: ServeConfig, served: ServedModel, mesh: Mesh | None) -> AttentionChoice:

@@ -36,6 +36,7 @@ def bundled() -> ServedModel:
         architecture="Qwen3ForCausalLM",
         parameters=0,
         dtype="float32",
+        weights_dtype="float32",
     )
 
 

@@ -4,10 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from compiled_functions import functions
+from compiled_functions import EIGHT_BIT_WEIGHTS, functions
 from compiler_output.sass import Loop, MachineCode
 
 from jaxctx.engine.runner.memory_planner import TARGETS
+from jaxctx.model.config import SHAPES
+from jaxctx.model.weights import read_config
 from scripts.compile_checks import (
     BASELINE,
     COUNTS,
@@ -15,6 +17,7 @@ from scripts.compile_checks import (
     MOST,
     PACKAGES,
     SMALL_BYTES,
+    SOME,
     WITH_BUNDLES,
     WITH_MACHINE_CODE,
     compare,
@@ -142,3 +145,19 @@ def test_sums_over_chips_are_of_bfloat16() -> None:
         for found in split:
             assert found["all_reduces"] == found["all_reduces_of_bf16"] > 0
             assert found["other_collectives"] == 0
+
+
+@pytest.mark.parametrize("target", [target for target in PACKAGES if target not in SOME])
+def test_weights_of_8_bits_take_half_the_memory_and_no_more_temporaries(target: str) -> None:
+    found = kept()[target]["functions"]
+    for model, rows, dtype in EIGHT_BIT_WEIGHTS:
+        wide, narrow = (
+            found[f"step {model}, {rows} rows"],
+            found[f"step {model}, {rows} rows, weights of {dtype}"],
+        )
+        config = read_config(SHAPES / model)
+        attention = (2 * config.heads + 2 * config.kv_heads) * config.head_dim
+        matrices = config.layers * config.width * (attention + 3 * config.ffn)
+        assert narrow["wide_weights"] == 0
+        assert wide["arguments"] - narrow["arguments"] >= 0.99 * matrices
+        assert narrow["temporaries"] <= wide["temporaries"] + config.width * config.ffn  # half a matrix of bfloat16

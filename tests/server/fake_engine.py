@@ -55,6 +55,7 @@ INFO = EngineInfo(
     page_size=PAGE_SIZE,
     pages_total=100,
     dtype="float32",
+    weights_dtype="int8",
     kv_dtype="float32",
     max_batch=4,
     platform="cpu",

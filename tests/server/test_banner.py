@@ -19,6 +19,14 @@ def test_the_banner_warns_of_keys_and_values_that_are_coarse_for_nothing(
     assert ("WARNING" in told and "--kv-dtype int8" in told) == warns
 
 
+def test_it_says_which_types_the_model_has(make_engine: Any) -> None:
+    def told(**types: str) -> str:
+        return banner(replace(make_engine().info, **types), ["127.0.0.1:1"], None, None, 1.0)
+
+    assert "parameters, bfloat16)" in told(dtype="bfloat16", weights_dtype="bfloat16")
+    assert "parameters, bfloat16 with int8 weights)" in told(dtype="bfloat16", weights_dtype="int8")
+
+
 @pytest.mark.parametrize(
     ("tls", "keys", "lines"),
     [

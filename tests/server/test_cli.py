@@ -117,7 +117,7 @@ def test_mistakes_are_one_line(argv: list[str], status: int, message: str, capsy
 @pytest.mark.usefixtures("_quiet")
 def test_convert_writes_a_directory_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from jaxctx.model.config import ModelConfig
-    from jaxctx.model.weights import read_config
+    from jaxctx.model.weights import read_config, stored_weights_dtype
     from scripts.checkpoints import write_random
 
     config = ModelConfig(
@@ -134,12 +134,14 @@ def test_convert_writes_a_directory_once(tmp_path: Path, capsys: pytest.CaptureF
         tied=True,
     )
     write_random(tmp_path / "src", config, seed=0)
-    command = ["convert", str(tmp_path / "src"), str(tmp_path / "dst"), "--dtype", "bfloat16"]
+    types = ["--dtype", "bfloat16", "--weights-dtype", "int8"]
+    command = ["convert", str(tmp_path / "src"), str(tmp_path / "dst"), *types]
     assert main(command, {}) == OK
     captured = capsys.readouterr()
     assert captured.out == f"wrote {tmp_path}/dst\n"
     assert "weights: " in captured.err
     assert read_config(tmp_path / "dst").layers == 1
+    assert stored_weights_dtype(tmp_path / "dst") == "int8"
     status, text = fails(capsys, *command)
     assert status == USAGE
     assert "exists" in text

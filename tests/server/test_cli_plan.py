@@ -20,6 +20,8 @@ from jaxctx.engine.runner.memory_planner import TARGETS, MemoryPlan
 from jaxctx.engine.runner.mesh_plan import MeshPlan
 from jaxctx.engine.runner.mesh_targets import mesh_target
 from jaxctx.engine.runner.model_runner import CompileProgress
+from jaxctx.model.bundled import BUNDLED
+from jaxctx.model.weights import convert
 from jaxctx_server import engine_builder
 from jaxctx_server.cli import main
 from jaxctx_server.errors import MODEL, OK, USAGE
@@ -140,6 +142,10 @@ def test_settings_and_shapes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (model.config.head_dim, model.dtype, model.kv.dtype) == (128, "float32", "float32")
     assert planned.program._config.max_context_tokens <= 40960
     assert planned.share == 0.5
+    assert main(["plan", "llama-3.1-8b", "--weights-dtype", "int8"], {}) == OK
+    model = planned.program._model
+    assert (model.dtype, model.weights_dtype, model.kv.dtype) == ("bfloat16", "int8", "bfloat16")
+    assert sum(array.size * array.dtype.itemsize for array in planned.program.params) < 9.1e9  # of 16.1 in bfloat16
     assert main(["plan"], {}) == OK
     assert planned.program._model.config.vocab_size == 4096  # the bundled model
 
@@ -173,6 +179,13 @@ def test_several_chips(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert "--tensor: 8xh100 has 8 devices" in capsys.readouterr().err
     assert main(["plan", "--target", "8xh100"], {}) == USAGE  # the bundled model has four query heads
     assert "8 devices do not divide the model's heads = 4 on kv_heads = 2; these" in capsys.readouterr().err
+
+
+def test_weights_are_planned_as_a_directory_stores_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Planned(monkeypatch)
+    convert(BUNDLED, tmp_path / "stored", weights_dtype="float8_e4m3fn")
+    assert main(["plan", str(tmp_path / "stored")], {}) == OK
+    assert planned.program._model.weights_dtype == "float8_e4m3fn"
 
 
 def test_what_does_not_fit_has_a_status(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:

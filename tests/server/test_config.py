@@ -75,6 +75,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "cluster_key": ("secret", Path("secret")),
     "dtype": ("bfloat16", "bfloat16"),
     "kv_dtype": ("int8", "int8"),
+    "weights_dtype": ("float8_e4m3fn", "float8_e4m3fn"),
     "tensor": ("2", 2),
     "attention": ("reference", "reference"),
     "page_size": ("32", 32),
@@ -282,7 +283,14 @@ def test_wrong_files(text: str, message: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "argv",
-    [["--nope"], ["--page-size"], ["--page-size", "x"], ["a", "more"], ["--dtype", "int8"]],
+    [
+        ["--nope"],
+        ["--page-size"],
+        ["--page-size", "x"],
+        ["a", "more"],
+        ["--dtype", "int8"],
+        ["--weights-dtype", "int4"],
+    ],
 )
 def test_wrong_command_lines(argv: list[str]) -> None:
     assert argv[-1] in refused(*argv) or argv[0] in refused(*argv)

@@ -9,7 +9,16 @@ CheckpointError that names the file and the tensor. Called by the server's start
 """
 
 from jaxctx.model.config import CheckpointError
-from jaxctx.model.weights.load import LoadedModel, load_model, read_config
+from jaxctx.model.weights.load import LoadedModel, load_model, read_config, run_dtype, stored_weights_dtype
 from jaxctx.model.weights.write import convert, write_orbax
 
-__all__ = ["CheckpointError", "LoadedModel", "convert", "load_model", "read_config", "write_orbax"]
+__all__ = [
+    "CheckpointError",
+    "LoadedModel",
+    "convert",
+    "load_model",
+    "read_config",
+    "run_dtype",
+    "stored_weights_dtype",
+    "write_orbax",
+]

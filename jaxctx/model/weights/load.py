@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,12 +14,27 @@ import xxhash
 from jax.sharding import Mesh
 
 from jaxctx.host_memory import physical_memory
-from jaxctx.model.config import CheckpointError, ModelConfig, from_hf, read_json
-from jaxctx.model.functional import DecoderModel, FlatParams, ParamSpec, abstract
+from jaxctx.model.config import DTYPES, CheckpointError, ModelConfig, from_hf, read_json
+from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract
 from jaxctx.model.sharding import check_divisible, put, put_parameter
-from jaxctx.model.weights.formats import CONFIG, NUMPY_DTYPES, HostArray, WeightSource, open_source
+from jaxctx.model.weights.formats import (
+    CONFIG,
+    NUMPY_DTYPES,
+    PARAMS,
+    HostArray,
+    StoredTensor,
+    WeightSource,
+    open_source,
+)
+from jaxctx.model.weights.quantize import quantize
 
 FINITE_AT_ONCE = 1 << 17  # elements that are looked at together: they stay in the processor's cache
+
+_INFINITY: Mapping[int, tuple[Any, int]] = {  # bytes of a number → unsigned type, and bits that infinity and NaN have
+    4: (np.uint32, 0x7F80_0000),  # float32
+    2: (np.uint16, 0x7F80),  # bfloat16
+    1: (np.uint8, 0x7F),  # float8_e4m3fn, which has no infinity
+}
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) after each tensor, and once before the first."""
@@ -43,17 +59,21 @@ def load_model(
     *,
     dtype: str | None = None,
     kv_dtype: str | None = None,
+    weights_dtype: str | None = None,
     mesh: Mesh | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a safetensors or Orbax directory onto the default device, or split over `mesh`.
 
-    `dtype` is "float32" or "bfloat16"; None: as the embedding is stored, float16 as bfloat16 for its range.
+    `dtype`, of activations and of weights, is "float32" or "bfloat16"; None: as the embedding is stored, float16 as
+    bfloat16 for its range. `weights_dtype` is the type of the layers' matrices: "int8" or "float8_e4m3fn", made here
+    unless they are stored so; a floating type, which is then `dtype` too; None: as stored if that has 8 bits, else
+    `dtype`.
     The host holds one tensor at a time (of Orbax, a few hundred megabytes).
     Raises CheckpointError, before anything is moved if the headers already tell, and for a parameter with a value that
     is no number: one NaN makes NaN of every logit.
     """
-    source, model = open_checked(Path(path), dtype, kv_dtype)
+    source, model = open_checked(Path(path), dtype, kv_dtype, weights_dtype)
     _check_memory(source, model)
     if mesh is not None:
         check_divisible(model.config, mesh)
@@ -61,13 +81,14 @@ def load_model(
     digests: dict[str, str] = {}
     for spec, data in read_cast(source, model, progress):
         digests[spec.name] = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(data).view(np.uint8).data)
-        placed = put(data, None) if mesh is None else put_parameter(data, spec.axes, model.config, mesh)
+        held = data.view(EIGHT_BITS.get(spec.dtype, data.dtype))
+        placed = put(held, None) if mesh is None else put_parameter(held, spec.axes, model.config, mesh)
         arrays[spec.name] = placed.block_until_ready()  # so that the host's copy can go before the next one comes
     return LoadedModel(
         model=model,
         params=tuple(arrays[spec.name] for spec in model.specs),
         revision=_revision(model, digests),
-        parameters=sum(math.prod(spec.shape) for spec in model.specs),
+        parameters=sum(math.prod(spec.shape) for spec in model.specs if not spec.is_scale),
     )
 
 
@@ -79,19 +100,37 @@ def read_config(path: str | Path) -> ModelConfig:
     return from_hf(read_json(directory / CONFIG), file=CONFIG)
 
 
-def open_checked(directory: Path, dtype: str | None, kv_dtype: str | None = None) -> tuple[WeightSource, DecoderModel]:
+def stored_weights_dtype(directory: Path) -> str | None:
+    """The type of 8 bits in which the checkpoint holds its layers' matrices; None: another, or no weights are there.
+
+    Raises CheckpointError for one that cannot be read.
+    """
+    if not (directory / PARAMS).is_dir():
+        return None
+    stored = _stored_eight_bits(open_source(directory))
+    return None if stored is None else stored.dtype
+
+
+def open_checked(
+    directory: Path, dtype: str | None, kv_dtype: str | None = None, weights_dtype: str | None = None
+) -> tuple[WeightSource, DecoderModel]:
     """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
     config = read_config(directory)
     source = open_source(directory)
-    model, _ = abstract(config, _run_dtype(source, dtype), kv_dtype=kv_dtype)
+    _check_types(source)
+    computes = run_dtype(dtype, weights_dtype) or _stored_float(source)
+    stored_bits = _stored_eight_bits(source)
+    if weights_dtype is not None and stored_bits is not None and weights_dtype != stored_bits.dtype:
+        stored = f"the weights in {stored_bits.file} are stored as {stored_bits.dtype}"
+        raise CheckpointError(f"weights_dtype: {stored} and cannot be loaded as {weights_dtype}")
+    matrices = weights_dtype or (None if stored_bits is None else stored_bits.dtype)
+    model, _ = abstract(config, computes, kv_dtype=kv_dtype, weights_dtype=matrices)
+    known = set()
     for spec in model.specs:
-        stored = source.tensors.get(spec.name)
-        if stored is None:
-            raise CheckpointError(f"{source.file}: {spec.name}: missing, shape {list(spec.shape)} expected")
-        if stored.shape != spec.shape:
-            shapes = f"shape {list(stored.shape)}, but {CONFIG} says {list(spec.shape)}"
-            raise CheckpointError(f"{stored.file}: {spec.name}: {shapes}")
-    known = {spec.name for spec in model.specs}
+        if spec.is_scale and stored_bits is None:
+            continue  # made when its weight is
+        known.add(spec.name)
+        _check_stored(source, spec, quantized=stored_bits is not None and spec.dtype in EIGHT_BITS)
     if config.tied:
         known.add("lm_head.weight")  # some exporters write it again, and RoPE's frequencies
     for name, tensor in source.tensors.items():
@@ -100,16 +139,52 @@ def open_checked(directory: Path, dtype: str | None, kv_dtype: str | None = None
     return source, model
 
 
-def _run_dtype(source: WeightSource, wanted: str | None) -> str:
-    """The type the parameters are loaded as. Raises CheckpointError for a stored type that is no floating point."""
+def _check_stored(source: WeightSource, spec: ParamSpec, *, quantized: bool) -> None:
+    """Raises CheckpointError unless the tensor is there in the right shape, and in its 8 bits if it is `quantized`."""
+    stored = source.tensors.get(spec.name)
+    if stored is None:
+        raise CheckpointError(f"{source.file}: {spec.name}: missing, shape {list(spec.shape)} expected")
+    if stored.shape != spec.shape:
+        shapes = f"shape {list(stored.shape)}, but {CONFIG} says {list(spec.shape)}"
+        raise CheckpointError(f"{stored.file}: {spec.name}: {shapes}")
+    if quantized and stored.dtype != spec.dtype:
+        raise CheckpointError(f"{stored.file}: {spec.name}: type {stored.dtype}, but other weights are {spec.dtype}")
+    if not quantized and stored.dtype in EIGHT_BITS:
+        raise CheckpointError(f"{stored.file}: {spec.name}: type {stored.dtype}, which only layers' matrices may have")
+
+
+def _stored_eight_bits(source: WeightSource) -> StoredTensor | None:
+    """The first tensor of 8 bits in the checkpoint, which says what the others have to be."""
+    return next((tensor for tensor in source.tensors.values() if tensor.dtype in EIGHT_BITS), None)
+
+
+def _check_types(source: WeightSource) -> None:
+    """Raises CheckpointError for a stored type that is not read."""
     for name, tensor in source.tensors.items():
         if tensor.dtype not in NUMPY_DTYPES:
-            supported = ", ".join(NUMPY_DTYPES)
+            supported = f"{', '.join(DTYPES)}, or in an Orbax checkpoint {' or '.join(EIGHT_BITS)}"
             raise CheckpointError(f"{tensor.file}: {name}: type {tensor.dtype} is not one of {supported}")
-    if wanted not in (None, "float32", "bfloat16"):
-        raise CheckpointError(f"dtype: must be float32 or bfloat16, not {wanted!r}")
-    if wanted is not None:
-        return wanted
+
+
+def run_dtype(dtype: str | None, weights_dtype: str | None) -> str | None:
+    """The type the model computes in, of what is asked for, see `load_model`; None: as stored.
+
+    Raises CheckpointError for a type that is not supported, and if one contradicts the other.
+    """
+    if dtype not in (None, "float32", "bfloat16"):
+        raise CheckpointError(f"dtype: must be float32 or bfloat16, not {dtype!r}")
+    if weights_dtype not in (None, "float32", "bfloat16", *EIGHT_BITS):
+        supported = f"float32, bfloat16, {' or '.join(EIGHT_BITS)}"
+        raise CheckpointError(f"weights_dtype: must be {supported}, not {weights_dtype!r}")
+    if weights_dtype in ("float32", "bfloat16"):
+        if dtype not in (None, weights_dtype):
+            raise CheckpointError(f"weights_dtype: {weights_dtype}, but dtype is {dtype}; only 8 bits may differ")
+        return weights_dtype
+    return dtype
+
+
+def _stored_float(source: WeightSource) -> str:
+    """The type to compute in where none is asked for."""
     embedding = source.tensors.get("model.embed_tokens.weight")  # norms and head may be stored wider
     return "float32" if embedding is not None and embedding.dtype == "float32" else "bfloat16"
 
@@ -117,24 +192,35 @@ def _run_dtype(source: WeightSource, wanted: str | None) -> str:
 def read_cast(
     source: WeightSource, model: DecoderModel, progress: Progress | None
 ) -> Iterator[tuple[ParamSpec, HostArray]]:
-    """Each parameter's data in the model's type, with progress after its consumer is done with it."""
+    """Each parameter's data in its type, with progress after its consumer is done with it.
+
+    A weight that is to have 8 bits and is stored wider comes as values, then as scales.
+    """
     by_name = {spec.name: spec for spec in model.specs}
-    done, total = 0, sum(source.tensors[name].size_bytes for name in by_name)
+    stored = [name for name in by_name if name in source.tensors]
+    done, total = 0, sum(source.tensors[name].size_bytes for name in stored)
     report = progress or (lambda done, total: None)
     report(done, total)
-    for name, data in source.read(list(by_name)):
+    for name, data in source.read(stored):
+        spec, tensor = by_name[name], source.tensors[name]
+        made = spec.dtype in EIGHT_BITS and tensor.dtype not in EIGHT_BITS
         with np.errstate(over="ignore"):  # what overflows is found next
-            cast = data.astype(NUMPY_DTYPES[model.dtype], copy=False)
-        _check_finite(cast, source.tensors[name].file, name)
-        yield by_name[name], cast
-        done += source.tensors[name].size_bytes
+            cast = data.astype(np.float32 if made else NUMPY_DTYPES[spec.dtype], copy=False)
+        if cast.dtype != np.int8:
+            _check_finite(cast, tensor.file, name)
+        if made:
+            values, scale = quantize(cast, spec.dtype)
+            yield spec, values
+            yield by_name[spec.scale_name], scale
+        else:
+            yield spec, cast
+        done += tensor.size_bytes
         report(done, total)
 
 
 def _check_finite(data: HostArray, file: str, name: str) -> None:
     """Raises CheckpointError for NaN and infinity. Every bit of their exponents is set."""
-    width = data.dtype.itemsize
-    unsigned, infinity = (np.uint32, 0x7F80_0000) if width == 4 else (np.uint16, 0x7F80)  # float32, bfloat16
+    unsigned, infinity = _INFINITY[data.dtype.itemsize]
     bits = np.ascontiguousarray(data).reshape(-1).view(unsigned)
     without_sign = unsigned(infinity | (infinity - 1))
     buffer = np.empty(min(bits.size, FINITE_AT_ONCE), unsigned)
@@ -155,10 +241,10 @@ def _check_memory(source: WeightSource, model: DecoderModel) -> None:
     """
     if jax.default_backend() != "cpu":
         return
-    needed = sum(math.prod(spec.shape) for spec in model.specs) * NUMPY_DTYPES[model.dtype].itemsize
+    needed = sum(math.prod(spec.shape) * NUMPY_DTYPES[spec.dtype].itemsize for spec in model.specs)
     available = physical_memory()
     if needed > available:
-        size = f"{needed / 2**30:,.1f} GiB as {model.dtype}"
+        size = f"{needed / 2**30:,.1f} GiB as {model.weights_dtype}"
         memory = f"{available / 2**30:,.1f} GiB of memory"
         raise CheckpointError(f"{source.file}: the parameters take {size}, and this machine has {memory}")
 
@@ -168,5 +254,8 @@ def _revision(model: DecoderModel, digests: dict[str, str]) -> str:
     arithmetic = dataclasses.asdict(dataclasses.replace(model.config, dtype="", bos_token_id=None, eos_token_ids=()))
     del arithmetic["declared_positions"]
     tensors = [[spec.name, list(spec.shape), digests[spec.name]] for spec in model.specs]
-    text = json.dumps({"config": arithmetic, "dtype": model.dtype, "tensors": tensors}, sort_keys=True)
+    types = {"dtype": model.dtype}
+    if model.weights_dtype != model.dtype:
+        types["weights_dtype"] = model.weights_dtype
+    text = json.dumps({"config": arithmetic, "tensors": tensors} | types, sort_keys=True)
     return str(xxhash.xxh3_128_hexdigest(text.encode()))

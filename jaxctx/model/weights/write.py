@@ -25,14 +25,22 @@ COMPANIONS = (
 )
 
 
-def convert(src: str | Path, dst: str | Path, *, dtype: str | None = None, progress: Progress | None = None) -> None:
+def convert(
+    src: str | Path,
+    dst: str | Path,
+    *,
+    dtype: str | None = None,
+    weights_dtype: str | None = None,
+    progress: Progress | None = None,
+) -> None:
     """Write the checkpoint directory `src` as an Orbax one at `dst`, which appears whole or not at all.
 
-    `dtype` as for `load_model`, which gives both directories the same revision. Holds the parameters in host memory.
+    `dtype` and `weights_dtype` as for `load_model`, which gives both directories the same revision. Weights of 8 bits
+    are stored as `…weight` and `…weight_scale`. Holds the parameters in host memory.
     Raises CheckpointError for a bad `src`, AlreadyExists if `dst` is there.
     """
     directory = Path(src)
-    source, model = open_checked(directory, dtype)
+    source, model = open_checked(directory, dtype, weights_dtype=weights_dtype)
     _refuse_existing(Path(dst))
     arrays = {spec.name: data for spec, data in read_cast(source, model, progress)}
     raw = {key: value for key, value in read_json(directory / CONFIG).items() if key != "torch_dtype"}

@@ -121,7 +121,9 @@ def build_info(role: str, engine: EngineLoad | None) -> Family:
     """What runs; `engine` is that of this process, if it is known."""
     family = table.BUILD_INFO.gauge()
     info = None if engine is None else engine.info
-    model = ["", "", "", ""] if info is None else [info.model_id, info.dtype, info.kv_dtype, info.platform]
+    model = [""] * 5
+    if info is not None:
+        model = [info.model_id, info.dtype, info.weights_dtype, info.kv_dtype, info.platform]
     family.add_metric([jaxctx.__version__, role, *model], 1)
     return family
 

@@ -47,7 +47,7 @@ MODEL = ("model_name",)
 BUILD_INFO = Metric(
     "jaxctx_build_info",
     Kind.GAUGE,
-    ("version", "role", "model_name", "dtype", "kv_dtype", "platform"),
+    ("version", "role", "model_name", "dtype", "weights_dtype", "kv_dtype", "platform"),
     "Always 1; the labels say what runs. Empty ones are not known while the server loads, and on a router.",
 )
 SERVER_STATE = Metric("jaxctx_server_state", Kind.GAUGE, ("state",), "1 for the state that the server is in, else 0.")

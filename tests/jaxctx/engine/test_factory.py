@@ -35,6 +35,7 @@ def test_what_an_engine_reports_of_itself(echo_served: ServedModel) -> None:
         page_size=8,
         pages_total=9,
         dtype=echo_served.dtype,
+        weights_dtype=echo_served.weights_dtype,
         kv_dtype=echo_served.model.kv.dtype,
         max_batch=3,
         platform="cpu",

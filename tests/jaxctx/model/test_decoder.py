@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.model.functional import abstract
+from jaxctx.model.functional import EIGHT_BITS, abstract
 from scripts.checkpoints import init_random
 from scripts.dense import DenseCausal
 
@@ -65,6 +65,33 @@ def test_rows_do_not_see_how_many_others_there_are(tiny, dtype):
         one = slice(row, row + 1)
         alone = forward(tokens[one], positions[one])
         np.testing.assert_allclose(alone[0], together[row], atol=2e-2 if dtype == "bfloat16" else 1e-5)
+
+
+def meant(model, params):
+    """The same model with float32 weights, which are what those of 8 bits stand for."""
+    arrays = {spec.name: array for spec, array in zip(model.specs, params, strict=True)}
+    wide, _ = abstract(model.config, "float32")
+
+    def value(name):
+        (spec,) = (spec for spec in model.specs if spec.name == name)
+        if spec.dtype not in EIGHT_BITS:
+            return arrays[name].astype(jnp.float32)
+        values = np.asarray(arrays[name]).view(jnp.dtype(spec.dtype)).astype(np.float32)
+        return jnp.asarray(values * np.asarray(arrays[spec.scale_name])[:, None])
+
+    return wide, tuple(value(spec.name) for spec in wide.specs)
+
+
+@pytest.mark.parametrize("family", [{}, {"qkv_bias": True, "ffn_bias": True, "qk_norm": False, "tied": True}])
+@pytest.mark.parametrize("weights_dtype", EIGHT_BITS)
+def test_weights_of_8_bits_give_the_logits_of_what_they_stand_for(tiny, dense_logits, weights_dtype, family):
+    config = dataclasses.replace(tiny, **family)
+    model, params = init_random(config, 0, "float32", scale=0.2, weights_dtype=weights_dtype)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 20))
+    want = dense_logits(*meant(model, params), tokens)
+    np.testing.assert_allclose(dense_logits(model, params, tokens), want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+    unquantized = dense_logits(*init_random(config, 0, "float32", scale=0.2), tokens)
+    assert np.abs(unquantized - want).max() > 1e-3 * np.abs(want).max()  # the oracle is not what was before
 
 
 def within(jaxpr):

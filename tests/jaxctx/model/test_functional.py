@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxctx.model.decoder import Decoder
-from jaxctx.model.functional import abstract, as_model
+from jaxctx.model.functional import EIGHT_BITS, abstract, as_model
 from jaxctx.model.interface import KVSpec
 from scripts.checkpoints import init_random
 from scripts.dense import DenseCausal
@@ -23,6 +23,25 @@ def test_names_shapes_and_axes_of_parameters(tiny):
     assert specs["model.layers.1.self_attn.q_proj.weight"].axes == ("heads", "embed")
     assert specs["model.layers.0.self_attn.o_proj.weight"].axes == ("embed", "heads")
     assert specs["model.layers.1.self_attn.k_norm.weight"].axes == ("head_dim",)
+
+
+@pytest.mark.parametrize("weights_dtype", EIGHT_BITS)
+def test_matrices_of_layers_may_have_8_bits_with_a_scale_for_each_output_channel(tiny, weights_dtype):
+    model, params = init_random(tiny, 0, "bfloat16", weights_dtype=weights_dtype)
+    types = {spec.name: (spec.dtype, spec.shape, spec.axes) for spec in model.specs}
+    assert (model.dtype, model.weights_dtype, model.kv.dtype) == ("bfloat16", weights_dtype, "bfloat16")
+    assert types["model.layers.1.mlp.down_proj.weight"] == (weights_dtype, (32, 48), ("embed", "ffn"))
+    assert types["model.layers.1.mlp.down_proj.weight_scale"] == ("float32", (32,), ("embed",))
+    assert types["model.layers.0.self_attn.q_proj.weight_scale"] == ("float32", (64,), ("heads",))
+    wide = {name for name, (dtype, *_) in types.items() if dtype == "bfloat16"}
+    assert {"lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"} <= wide
+    scales = {spec.name for spec in model.specs if spec.is_scale}
+    assert scales == {spec.scale_name for spec in model.specs if spec.dtype == weights_dtype}
+    assert len(scales) == 7 * tiny.layers
+    described, shapes = abstract(tiny, "bfloat16", weights_dtype=weights_dtype)
+    assert described.specs == model.specs
+    assert [(each.shape, each.dtype) for each in shapes] == [(each.shape, each.dtype) for each in params]
+    assert described == model != abstract(tiny, "bfloat16")[0]
 
 
 def test_the_static_part_compares_by_what_it_computes(tiny):

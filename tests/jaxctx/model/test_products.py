@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from jaxctx.model.products import FEW_ROWS, project, project_and_sum
+from jaxctx.model import products
+from jaxctx.model.functional import EIGHT_BITS
+from jaxctx.model.products import FEW_ROWS, QuantizedWeight, project, project_and_sum
+from jaxctx.model.weights.quantize import quantize
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -51,3 +54,69 @@ def test_one_device_rounds_nothing() -> None:
     x, weight = jnp.asarray(rng.normal(size=(5, 96))), jnp.asarray(rng.normal(size=(40, 96)), "bfloat16")
     for mesh in (one, None):
         np.testing.assert_array_equal(project_and_sum(x, weight, mesh), project(x, weight))
+
+
+def quantized(rng: np.random.Generator, out: int, inside: int, dtype: str, multiplied_as: str = "bfloat16"):
+    """A weight of 8 bits, and what it stands for."""
+    values, scale = quantize(rng.normal(size=(out, inside)).astype(np.float32), dtype)
+    held = jnp.asarray(values.view(EIGHT_BITS[dtype]))
+    meant = values.astype(np.float64) * scale.astype(np.float64)[:, None]
+    return QuantizedWeight(held, jnp.asarray(scale), multiplied_as), meant
+
+
+@pytest.mark.parametrize("multiplied_as", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+@pytest.mark.parametrize("rows", [1, 3, 17, FEW_ROWS + 1])
+def test_products_with_8_bits_are_those_with_what_they_stand_for(rows: int, dtype: str, multiplied_as: str) -> None:
+    rng = np.random.default_rng(rows)
+    x = jnp.asarray(rng.normal(size=(rows, 96)), jnp.float32)
+    weight, meant = quantized(rng, 40, 96, dtype, multiplied_as)
+    product = jax.jit(project)(x, weight)
+    assert product.dtype == jnp.float32
+    want = np.asarray(x.astype(multiplied_as), np.float64) @ meant.T
+    np.testing.assert_allclose(product, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("out", [64, 128, 129, 191, 200])
+def test_blocks_cover_every_output_channel(monkeypatch: pytest.MonkeyPatch, out: int) -> None:
+    """One block, several, and a last one that is shorter than the others."""
+    monkeypatch.setattr(products, "BLOCK_ELEMENTS", 64 * 96)
+    rng = np.random.default_rng(out)
+    x = jnp.asarray(rng.normal(size=(5, 96)), jnp.float32)
+    weight, meant = quantized(rng, out, 96, "int8", "float32")
+    product = jax.jit(lambda x, weight: project(x, weight))(x, weight)
+    np.testing.assert_allclose(product, np.asarray(x, np.float64) @ meant.T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_every_number_of_8_bits_is_widened_exactly(dtype: str) -> None:
+    numbers = np.arange(256, dtype=np.uint8)
+    meant = numbers.view(np.int8 if dtype == "int8" else jnp.float8_e4m3fn).astype(np.float32)
+    held = jnp.asarray(numbers.view(EIGHT_BITS[dtype]))[np.isfinite(meant)]
+    for wide in ("bfloat16", "float32"):
+        for widen in (products.widen, products.widen_on_cpu):
+            widened = np.asarray(jax.jit(widen, static_argnums=1)(held, wide), np.float32)
+            np.testing.assert_array_equal(widened, meant[np.isfinite(meant)])
+
+
+@pytest.mark.parametrize("rows", [1, 4, 64])
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_a_cpu_never_holds_a_weight_widened(rows: int, dtype: str) -> None:
+    out, inside = 4096, 2048
+    weight = QuantizedWeight(
+        jax.ShapeDtypeStruct((out, inside), EIGHT_BITS[dtype]), jax.ShapeDtypeStruct((out,), jnp.float32), "bfloat16"
+    )
+    x = jax.ShapeDtypeStruct((rows, inside), jnp.float32)
+    temporaries = jax.jit(project).lower(x, weight).compile().memory_analysis().temp_size_in_bytes
+    assert temporaries < out * inside  # a fourth of it is widened at a time, and the product takes up to 1 MiB
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_devices_share_the_scales_of_8_bits(dtype: str) -> None:
+    """A device has some of the inputs of every output channel."""
+    mesh = jax.make_mesh((1, 2), ("kv", "group"), axis_types=(AxisType.Auto,) * 2)
+    rng = np.random.default_rng(4)
+    x = jnp.asarray(rng.normal(size=(5, 96)), jnp.float32)
+    weight, meant = quantized(rng, 40, 96, dtype, "float32")
+    summed = jax.jit(lambda x, weight: project_and_sum(x, weight, mesh))(x, weight)
+    np.testing.assert_allclose(summed, np.asarray(x, np.float64) @ meant.T, rtol=1e-5, atol=1e-4)

@@ -96,7 +96,13 @@ async def test_the_documented_metrics_of_the_process_are_there(lifecycle: Server
 
 async def test_it_says_what_runs(lifecycle: ServerLifecycle) -> None:
     values = values_of(await rendered(ServerMetrics(lifecycle, "engine")))
-    build = {"model_name": "fake", "dtype": "float32", "kv_dtype": "float32", "platform": "cpu"}
+    build = {
+        "model_name": "fake",
+        "dtype": "float32",
+        "weights_dtype": "int8",
+        "kv_dtype": "float32",
+        "platform": "cpu",
+    }
     assert value(values, "jaxctx_build_info", version=jaxctx.__version__, role="engine", **build) == 1
     assert value(values, "jaxctx_server_state", state="ready") == 1
     assert value(values, "jaxctx_server_state", state="loading") == 0

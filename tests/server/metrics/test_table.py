@@ -31,6 +31,7 @@ def test_no_label_is_of_an_open_set() -> None:
     assert labels == {
         *("version", "role", "model_name", "dtype", "kv_dtype", "platform", "state", "method", "transport", "code"),
         *(
+            "weights_dtype",
             "reason",
             "finish_reason",
             "finished_reason",

@@ -89,6 +89,7 @@ def engine_json(engine: Engine) -> Json:
         "model_id": info.model_id,
         "platform": info.platform,
         "dtype": info.dtype,
+        "weights_dtype": info.weights_dtype,
         "kv_dtype": info.kv_dtype,
         "page_size": info.page_size,
         "max_batch": info.max_batch,

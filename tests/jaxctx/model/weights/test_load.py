@@ -1,6 +1,7 @@
 """Loading: values, types and revision of a model, and checkpoints that do not hold what their configuration says."""
 
 import dataclasses
+import json
 import os
 
 import ml_dtypes
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxctx.model.weights import CheckpointError, convert, load, load_model
+from jaxctx.model.functional import EIGHT_BITS
+from jaxctx.model.weights import CheckpointError, convert, load, load_model, write_orbax
+from jaxctx.model.weights.formats import OrbaxSource
+from jaxctx.model.weights.quantize import quantize
 from scripts.checkpoints import init_random, save, write_random
 from tests.jaxctx.model.weights.edits import Q_PROJ, assert_refused, edit_json, edit_tensors
 
@@ -234,3 +238,117 @@ def test_float16_is_loaded_as_bfloat16(tiny, tmp_path):
     loaded = load_model(tmp_path)
     index = [spec.name for spec in loaded.model.specs].index(Q_PROJ)
     assert (np.asarray(loaded.params[index]) == stored.astype(ml_dtypes.bfloat16)).all()
+
+
+SCALE = Q_PROJ + "_scale"
+
+
+@pytest.fixture
+def narrow(checkpoint, tmp_path):
+    """The configuration and arrays of a checkpoint whose weights are stored in int8."""
+    convert(checkpoint, tmp_path / "int8", weights_dtype="int8")
+    source = OrbaxSource(tmp_path / "int8")
+    return json.loads((tmp_path / "int8/config.json").read_text()), dict(source.read(list(source.tensors)))
+
+
+@pytest.mark.parametrize("weights_dtype", EIGHT_BITS)
+@pytest.mark.parametrize(("dtype", "computes"), [(None, "float32"), ("bfloat16", "bfloat16")])
+def test_weights_are_quantised_at_load(checkpoint, weights_dtype, dtype, computes):
+    loaded = load_model(checkpoint, dtype=dtype, weights_dtype=weights_dtype)
+    stored = load_file(checkpoint / "model.safetensors")
+    assert (loaded.model.dtype, loaded.model.weights_dtype) == (computes, weights_dtype)
+    assert loaded.parameters == sum(array.size for array in stored.values())
+    arrays = {spec.name: np.asarray(array) for spec, array in zip(loaded.model.specs, loaded.params, strict=True)}
+    values, scale = quantize(stored[Q_PROJ], weights_dtype)  # of what is stored, not of that as bfloat16
+    assert arrays[Q_PROJ].dtype == EIGHT_BITS[weights_dtype]
+    np.testing.assert_array_equal(arrays[Q_PROJ].view(np.uint8), values.view(np.uint8))
+    np.testing.assert_array_equal(arrays[SCALE], scale)
+    for name in ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"):
+        np.testing.assert_array_equal(arrays[name], stored[name].astype(arrays[name].dtype))
+        assert arrays[name].dtype == computes
+
+
+def test_each_type_of_weights_is_another_revision(checkpoint):
+    types = [{}, {"weights_dtype": "int8"}, {"weights_dtype": "float8_e4m3fn"}, {"dtype": "bfloat16"}]
+    types.append({"dtype": "bfloat16", "weights_dtype": "int8"})
+    assert len({load_model(checkpoint, **each).revision for each in types}) == len(types)
+    assert (
+        load_model(checkpoint, weights_dtype="bfloat16").revision == load_model(checkpoint, dtype="bfloat16").revision
+    )
+
+
+def test_weights_that_are_not_finite_are_refused_before_they_are_quantised(checkpoint):
+    edit_tensors(checkpoint, lambda tensors: tensors[Q_PROJ].__setitem__((5, 7), np.inf))
+    assert_refused(checkpoint, rf"^model\.safetensors: {Q_PROJ}: holds values .* inf at \[5, 7\]", weights_dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ({"weights_dtype": "int4"}, "^weights_dtype: must be float32, bfloat16, int8 or float8_e4m3fn, not 'int4'"),
+        ({"weights_dtype": "bfloat16", "dtype": "float32"}, "^weights_dtype: bfloat16, but dtype is float32"),
+    ],
+)
+def test_types_that_do_not_exist_or_contradict_each_other_are_refused(checkpoint, types, message):
+    assert_refused(checkpoint, message, **types)
+
+
+@pytest.mark.parametrize("weights_dtype", ["float8_e4m3fn", "float32"])
+def test_weights_of_8_bits_are_loaded_as_nothing_else(narrow, tmp_path, weights_dtype):
+    assert load_model(tmp_path / "int8", weights_dtype="int8").model.weights_dtype == "int8"
+    message = rf"^weights_dtype: the weights in params are stored as int8 and cannot be loaded as {weights_dtype}"
+    assert_refused(tmp_path / "int8", message, weights_dtype=weights_dtype)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays: arrays.pop(SCALE), rf"{SCALE}: missing, shape \[64\] expected"),
+        (lambda arrays: arrays.update({SCALE: np.ones((64, 1), np.float32)}), rf"{SCALE}: shape \[64, 1\], but"),
+        (lambda arrays: arrays[SCALE].__setitem__(3, np.nan), rf"{SCALE}: holds values .* nan at \[3\]"),
+        (lambda arrays: arrays.update({SCALE: np.ones(64, np.int8)}), rf"{SCALE}: type int8, which only"),
+        (lambda arrays: arrays.update({Q_PROJ: np.ones((64, 32), np.float32)}), rf"{Q_PROJ}: type float32, but other"),
+        (
+            lambda arrays: arrays.update({Q_PROJ: np.ones((64, 32), ml_dtypes.float8_e4m3fn)}),
+            r": type (int8, but other weights are float8_e4m3fn|float8_e4m3fn, but other weights are int8)",
+        ),
+        (
+            lambda arrays: arrays.update({"model.norm.weight": np.ones(32, np.int8)}),
+            r"model\.norm\.weight: type int8, which only layers' matrices may have",
+        ),
+        (
+            lambda arrays: arrays.update({"model.norm.weight_scale": np.ones(1, np.float32)}),
+            r"model\.norm\.weight_scale: unexpected",
+        ),
+    ],
+)
+def test_stored_scales_and_types_are_checked(narrow, tmp_path, change, message):
+    config, arrays = narrow
+    arrays = {name: np.array(array) for name, array in arrays.items()}
+    change(arrays)
+    write_orbax(tmp_path / "changed", config, arrays, {})
+    assert_refused(tmp_path / "changed", rf"^params: .*{message}")
+
+
+def test_float8_that_is_no_number_is_refused(checkpoint, tmp_path):
+    convert(checkpoint, tmp_path / "float8", weights_dtype="float8_e4m3fn")
+    source = OrbaxSource(tmp_path / "float8")
+    arrays = {name: np.array(array) for name, array in source.read(list(source.tensors))}
+    arrays[Q_PROJ][5, 7] = np.nan
+    write_orbax(tmp_path / "changed", json.loads((tmp_path / "float8/config.json").read_text()), arrays, {})
+    message = rf"{Q_PROJ}: holds values that are not finite in float8_e4m3fn; the first is nan at \[5, 7\]"
+    assert_refused(tmp_path / "changed", message)
+
+
+def test_scales_in_a_checkpoint_without_8_bits_are_unexpected(checkpoint):
+    edit_tensors(checkpoint, lambda tensors: tensors.update({SCALE: np.ones(64, np.float32)}))
+    assert_refused(checkpoint, rf"{SCALE}: unexpected")
+    assert_refused(checkpoint, rf"{SCALE}: unexpected", weights_dtype="int8")
+
+
+def test_8_bits_need_less_memory(checkpoint, monkeypatch):
+    needed = sum(array.nbytes for array in load_model(checkpoint, weights_dtype="int8").params)
+    monkeypatch.setattr(load, "physical_memory", lambda: needed)
+    load_model(checkpoint, weights_dtype="int8")
+    monkeypatch.setattr(load, "physical_memory", lambda: needed - 1)
+    assert_refused(checkpoint, "the parameters take .* GiB as int8", weights_dtype="int8")

@@ -95,3 +95,20 @@ def test_companions_that_are_no_plain_files_are_not_copied(checkpoint, tmp_path)
     (checkpoint / "LICENSE").write_text("free")
     convert(checkpoint, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["LICENSE", "config.json", "params"]
+
+
+@pytest.mark.parametrize("weights_dtype", ["int8", "float8_e4m3fn"])
+def test_converted_weights_of_8_bits_are_those_made_at_load(checkpoint, tmp_path, weights_dtype):
+    convert(checkpoint, tmp_path / "out", dtype="bfloat16", weights_dtype=weights_dtype)
+    made, stored = load_model(checkpoint, dtype="bfloat16", weights_dtype=weights_dtype), load_model(tmp_path / "out")
+    assert stored.revision == made.revision
+    assert stored.model.specs == made.model.specs
+    assert (stored.model.dtype, stored.model.weights_dtype) == ("bfloat16", weights_dtype)
+    assert stored.parameters == made.parameters
+    for a, b in zip(stored.params, made.params, strict=True):
+        np.testing.assert_array_equal(a, b)
+    tensors = OrbaxSource(tmp_path / "out").tensors
+    assert tensors["model.layers.0.mlp.up_proj.weight"].dtype == weights_dtype
+    assert tensors["model.layers.0.mlp.up_proj.weight_scale"].dtype == "float32"
+    convert(tmp_path / "out", tmp_path / "again")
+    assert load_model(tmp_path / "again").revision == made.revision
