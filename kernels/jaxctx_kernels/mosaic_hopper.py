@@ -48,7 +48,6 @@ from jaxctx_kernels.reference import MASKED_SCORE
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
 Ref: TypeAlias = Any  # to memory of the device
 
-PROCESSORS = 132  # of an H100 or H200; a unit fills one
 CONSUMERS = 2  # warpgroups of a unit beside its producer
 SPLIT_ROWS = 128  # rows of a step from which consumers split rows, not tokens
 SIDE = 64  # rows of a product, and tokens of a step
@@ -237,7 +236,7 @@ def attend(
     group = heads // kv_heads
     if not fits_hopper_kernel(k_pages) or group > SIDE:
         raise ValueError(f"no kernel for {values.dtype}, heads of {dim}, groups of {group}, pages of {page_size}")
-    config = tile_config(rows, kv_heads, group)
+    config = tile_config(rows, kv_heads, group, shape.processors)
     row = rows_of_products(rows, config)
     query = gather_queries(q, metadata, row, kv_heads)
     visible_tokens = metadata.visible_tokens.at[row].get(mode="fill", fill_value=0)
@@ -253,8 +252,8 @@ def without_stored_bits(pages: KVPages) -> KVPages:
     return real
 
 
-def tile_config(rows: int, kv_heads: int, group: int) -> TileConfig:
-    """How a step of `rows` rows is cut."""
+def tile_config(rows: int, kv_heads: int, group: int, processors: int) -> TileConfig:
+    """How a step of `rows` rows is cut, for a device of so many processors, each of which a unit fills."""
     parts = CONSUMERS if rows >= SPLIT_ROWS else 1
     product_rows = SIDE // group
     return TileConfig(
@@ -263,7 +262,7 @@ def tile_config(rows: int, kv_heads: int, group: int) -> TileConfig:
         parts=parts,
         ways=CONSUMERS // parts,
         tiles=-(-rows // (product_rows * parts)),
-        units=max(1, PROCESSORS // kv_heads),
+        units=max(1, processors // kv_heads),
     )
 
 

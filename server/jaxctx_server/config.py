@@ -100,8 +100,12 @@ class ServeConfig:
     twice the tokens of bfloat16. Take int8: float8_e4m3fn changes log probabilities 3 to 7 times as much, in as much
     memory."""
     tensor: Annotated[int, within(1, 1024)] = 1
-    """Devices to split the model over."""
+    """Devices to split the model over; there may be more than KV heads."""
 
+    attention: Literal["auto", "kernel", "reference"] = "auto"
+    """What computes attention. auto: the kernel for this device, if there is one and a comparison at start finds it
+    equal to the reference, else the reference, with a warning; kernel: the kernel, or the server does not start;
+    reference: plain JAX."""
     page_size: Annotated[int, within(1, 256)] = 16
     """Tokens per KV page."""
     kv_tokens: Annotated[int | None, within(1, 2**40)] = None
@@ -244,12 +248,26 @@ class CompileConfig(ServeConfig):
 class PlanConfig(ServeConfig):
     """Show how much of a chip's memory a server with these settings takes, and what fits, without the chip or weights.
 
-    MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b or qwen3-0.6b.
+    MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b, llama-3.1-70b or
+    qwen3-0.6b.
     """
 
-    target: Literal["here", "v5e", "v5p", "v6e", "v7x", "h200"] = "here"
-    """The chip: of this machine, or a TPU v5e, v5p, v6e, v7x (half of one, which is a device) or NVIDIA H200 that need
-    not be there. Their compilers come with pip install 'jaxctx[tpu]' and 'jaxctx[cuda13]'."""
+    target: str = "here"
+    """The chip: of this machine (here), or a TPU v5e, v5p, v6e, v7x (half of one, which is a device) or NVIDIA H200
+    (h200) that need not be there. Or several that the model is split over: 8xh100, 4xh200, v5e-16, v6e-64, v5p-16.
+    Their compilers come with pip install 'jaxctx[tpu]' and 'jaxctx[cuda13]'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckConfig(ServeConfig):
+    """Compare what a server with these settings computes attention with to the reference, on this device, and time it.
+
+    MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b or qwen3-0.6b. Weights are
+    not read. The exit status is 6 if something differs, does not compile or crashes.
+    """
+
+    json: Annotated[None | str, Parameter(allow_leading_hyphen=True)] = None
+    """Write the report to this file, to attach to an issue; -: to standard output, and the table to standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +353,7 @@ class KubernetesConfig:
 
 
 Command = ServeConfig | ConvertConfig | DrawConfig | RayConfig | KubernetesConfig
-"""What a command line asks for. CompileConfig and PlanConfig are a ServeConfig too."""
+"""What a command line asks for. CompileConfig, PlanConfig and CheckConfig are a ServeConfig too."""
 
 
 def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> Command:
@@ -347,6 +365,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> C
     app.default(ServeConfig)
     app.command(CompileConfig, name="compile")
     app.command(PlanConfig, name="plan")
+    app.command(CheckConfig, name="check")
     app.command(ConvertConfig, name="convert")
     app.command(DrawConfig, name="draw")
     app.command(RayConfig, name="ray")

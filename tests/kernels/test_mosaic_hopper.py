@@ -30,9 +30,8 @@ Generator = np.random.Generator
 
 
 @pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Interpret kernels, on a device so small that units cross tiles and tiles have several units."""
-    monkeypatch.setattr(mosaic_hopper, "PROCESSORS", 4)
+def interpreter() -> Any:
+    """Interpret kernels."""
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
         yield
 
@@ -53,8 +52,9 @@ class Case:
         kv_heads: int = 1,
         pool_pages: int = 60,
         dtype: str = "bfloat16",
+        processors: int = 4,  # so few that units cross tiles and tiles have several units
     ) -> None:
-        self.shape = metadata_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu")
+        self.shape = metadata_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu", processors)
         self.dim, self.group, self.kv_heads, self.pool_pages, self.dtype = dim, group, kv_heads, pool_pages, dtype
         self.run = jax.jit(self.attend)
 
@@ -267,10 +267,11 @@ def test_the_check_finds(
     found: str,
 ) -> None:
     segments = [Segment(0, 8, 460, grow("nothing", 8, 16, 60).pages(30))]
-    monkeypatch.setattr(mosaic_hopper, "PROCESSORS", 1)  # as many steps as buffers and more
     spoil(monkeypatch)
     try:
         with pytest.raises(Exception, match=found):
-            Case(8, 16, 64, 4, dtype=dtype).check(rng, segments, visible, dense, scale=1)
+            Case(8, 16, 64, 4, dtype=dtype, processors=1).check(  # as many steps as buffers and more
+                rng, segments, visible, dense, scale=1
+            )
     finally:
         reset_gpu_interpret_mode_state()  # what failed is still there

@@ -76,6 +76,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "dtype": ("bfloat16", "bfloat16"),
     "kv_dtype": ("int8", "int8"),
     "tensor": ("2", 2),
+    "attention": ("reference", "reference"),
     "page_size": ("32", 32),
     "kv_tokens": ("1000", 1000),
     "memory_fraction": ("0.5", 0.5),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,23 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxctx.engine.config import page_bytes
+from jaxctx.engine.attention import AttentionChoice, AttentionReason
+from jaxctx.engine.config import EngineConfig, page_bytes
+from jaxctx.engine.factory import ServedModel
 from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.kernel_check import empty_report
+from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
 from jaxctx.engine.runner.memory_planner import MemoryPlan
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.config import ModelConfig
+from jaxctx_kernels import KernelChoice
 from jaxctx_server import engine_builder
-from jaxctx_server.config import ServeConfig
+from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
 from jaxctx_server.errors import MODEL, USAGE, StartError
 from scripts.checkpoints import write_random
 from tests.echo import echo_model, echo_text
+from tests.jaxctx.engine.runner.test_kernel_report import case
+from tests.planted_kernels import WRONG, plant_kernel, right
 from tests.serve_echo import put_echo_in_place
 
 
@@ -229,6 +237,78 @@ def test_an_accelerator_has_the_pages_that_its_plan_says(monkeypatch: pytest.Mon
     assert len(planned) == 3
     assert sizes(kv_tokens=16) == (1, 2)
     assert len(planned) == 3  # nothing is compiled where nothing depends on it
+
+
+@pytest.mark.parametrize("mistake", [None, "page", "does not compile"])
+def test_attention_is_chosen_by_the_check_before_memory_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str | None
+) -> None:
+    """On a CPU that has a kernel, right or wrong."""
+    chosen, planned = [], []
+
+    def open_engine(served: ServedModel, config: EngineConfig, *, attention: AttentionChoice, **_: Any) -> _Engine:
+        chosen.append(attention)
+        return _Engine()
+
+    def fitting(config: ServeConfig, served: ServedModel, mesh: Any, kernel: KernelChoice, progress: Any) -> int:
+        planned.append(kernel)
+        return 16
+
+    monkeypatch.setattr(engine_builder, "open_engine", open_engine)
+    monkeypatch.setattr(engine_builder, "_fitting_pages", fitting)
+    sizes = {"model": windowed(tmp_path), "max_batch": 4, "max_batch_tokens": 4, "compile_cache": None}
+    with plant_kernel(right if mistake is None else WRONG[mistake][0]):
+        engine_builder.build_engine(ServeConfig(**sizes), Silent())
+        if mistake is not None:
+            config = ServeConfig(**sizes, attention="kernel")
+            with pytest.raises(StartError, match=r"^--attention: kernel: tpu: ") as raised:
+                engine_builder.build_engine(config, Silent())
+            assert raised.value.exit_status == USAGE
+        engine_builder.build_engine(ServeConfig(**sizes, attention="reference"), Silent())
+    first, last = chosen
+    reason = {None: "checked", "page": "differs", "does not compile": "does_not_compile"}[mistake]
+    assert (first.implementation, first.reason) == ("tpu" if mistake is None else "reference", reason)
+    assert planned[0] == KernelChoice(first.implementation, first.why_no_kernel)
+    assert last == AttentionChoice("reference", AttentionReason.REQUESTED)
+    assert planned[-1] == KernelChoice("reference")
+
+
+def test_a_cpu_has_no_kernel_to_demand(tmp_path: Path) -> None:
+    error = refused(model=windowed(tmp_path), attention="kernel")
+    assert str(error) == "--attention: kernel: there is none here: the path of a CPU is plain JAX"
+    with pytest.raises(StartError, match="--attention: kernel: there is none here"):
+        engine_builder.plan(PlanConfig(model=str(tmp_path), attention="kernel"), Silent())
+
+
+def test_a_check_needs_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a mesh, too; and where the kernel fails nothing is timed."""
+    windowed(tmp_path)
+    for file in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / file).unlink()
+    programs, timed, begun = [], [], []
+    verdict = Verdict.EQUAL
+
+    def check_kernels(program: CompiledModel, name: str, on_case: Any) -> KernelReport:
+        programs.append((program, name))
+        return replace(empty_report(program, name), cases=[case("tpu", verdict)])
+
+    monkeypatch.setattr(engine_builder, "check_kernels", check_kernels)
+    monkeypatch.setattr(engine_builder, "time_kernels", lambda program: timed.append(program) or ())
+
+    def check(**settings: Any) -> KernelReport:
+        return engine_builder.check(CheckConfig(compile_cache=None, **settings), lambda _, name: begun.append(name))
+
+    assert check(model=str(tmp_path)).cases[0].verdict is Verdict.EQUAL
+    verdict = Verdict.DIFFERS
+    assert check(model=str(tmp_path)).cases[0].verdict is Verdict.DIFFERS
+    assert [name for _, name in programs] == [tmp_path.name] * 2
+    assert timed == [programs[0][0]]
+    assert begun == ["timings"]
+    check(model="qwen3-0.6b", tensor=2)
+    program, name = programs[-1]
+    assert (name, program.mesh.size) == ("qwen3-0.6b", 2)
+    with pytest.raises(StartError, match="--attention: kernel: there is none here"):
+        check(attention="kernel")
 
 
 class _Engine:

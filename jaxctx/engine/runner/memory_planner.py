@@ -6,7 +6,7 @@ never calls it. The extras `tpu` and `cuda13` bring the compilers.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -75,19 +75,40 @@ def compiling_for(name: str) -> Iterator[tuple[Sequence[jax.Device], int]]:
         devices = jax.devices()
         yield devices, (devices[0].memory_stats() or {}).get("bytes_limit", physical_memory())
         return
-    target = TARGETS[name]
-    described = _target_devices(name, target)
-    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh  # not in JAX 0.10
+    with compiling_for_target(name, TARGETS[name]) as devices:
+        yield devices[:4], TARGETS[name].memory
 
-    first = described[0]
-    cores = getattr(first, "num_cores", None)  # a GPU has no such attribute
-    kind = AbstractDevice(first.device_kind, cores, first.platform)
+
+@contextmanager
+def compiling_for_target(name: str, target: Target) -> Iterator[Sequence[jax.Device]]:
+    """All devices of a target, for what is lowered and compiled inside; raises as `compiling_for`. `name` is its name
+    in messages.
+    """
+    described = _target_devices(name, target)
+    from jax.sharding import AbstractMesh, use_abstract_mesh  # not in JAX 0.10
+
+    kind = _abstract_device(described[0])
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=kind)):  # Pallas asks it what it compiles for
-        yield described, target.memory
+        yield described
+
+
+def _abstract_device(described: Any) -> Any:
+    """A device as Pallas asks for one: JAX's AbstractDevice, which for a GPU also has its `compute_capability`."""
+    from jax.sharding import AbstractDevice
+
+    cores = getattr(described, "num_cores", None)  # a GPU has no such attribute
+    if described.platform != "gpu":
+        return AbstractDevice(described.device_kind, cores, described.platform)
+
+    @dataclass(frozen=True)
+    class AbstractGpu(AbstractDevice):
+        compute_capability: str  # without it Mosaic GPU takes any GPU for a Hopper
+
+    return AbstractGpu(described.device_kind, cores, described.platform, described.compute_capability)
 
 
 def _target_devices(name: str, target: Target) -> Any:
-    """Four devices that are described to the compiler and not there. Raises FailedPrecondition."""
+    """Devices that are described to the compiler and not there. Raises FailedPrecondition."""
     if jax.__version_info__ < OLDEST_JAX:
         raise FailedPrecondition(f"{name}: needs JAX 0.11.2, on Python 3.12, or newer; this is JAX {jax.__version__}")
     if find_spec(target.module) is None:
@@ -95,7 +116,7 @@ def _target_devices(name: str, target: Target) -> Any:
     jax.config.update("jax_platforms", "cpu")
     os.environ.update(_LIBTPU_WITHOUT_CHIPS)
     try:
-        return topologies.get_topology_desc(platform=target.platform, **target.topology).devices[:4]
+        return topologies.get_topology_desc(platform=target.platform, **target.topology).devices
     except RuntimeError as error:  # among others: a plugin of another version than JAX's
         raise FailedPrecondition(f"{name}: {target.module} cannot compile for it: {error}") from error
 
@@ -132,35 +153,66 @@ def plan_memory(model: CompiledModel, memory: int, share: float, progress: Compi
 
     `share` of what is left is for KV. How many pages `model` has is not what is planned: about as many will do.
     """
+    return fit_pages(measure_needs(model, progress), model.shapes[-1].metadata.page_size, memory, share)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Bytes of one chip that a model takes, as `MemoryPlan` has them, and those of a page."""
+
+    weights_bytes: int
+    sampling_bytes: int
+    temporaries_bytes: int
+    code_bytes: int
+    page_bytes: int
+
+
+def measure_needs(
+    model: CompiledModel,
+    progress: CompileProgress,
+    analyse: Callable[[jax.stages.Lowered, CompilerOptions], Any] | None = None,
+) -> MemoryNeeds:
+    """Compile the largest function of each kind, the largest step last, and read what it takes.
+
+    `analyse` compiles and returns JAX's `memory_analysis`; None: the function of that name.
+    """
     largest: list[Function] = [StateFunction.LOAD_PAGES, model.custom_mask_shapes[-1], model.shapes[-1]]
     analyses = []
     for function in largest:
-        analyses.append(memory_analysis(model.lower(function), model.compiler_options))
+        analyses.append((analyse or memory_analysis)(model.lower(function), model.compiler_options))
         progress(str(function), len(analyses), len(largest))
     load, custom_mask, step = analyses
     # A load updates the pools in place, and a step pools and state: what stands for both input and output.
     pools_bytes = load.alias_size_in_bytes
     weights_bytes = step.argument_size_in_bytes - step.alias_size_in_bytes
-    sampling_bytes = step.alias_size_in_bytes - pools_bytes
-    temporaries_bytes = max(_temporaries(analysis) for analysis in analyses)
     code_bytes = (
         len(StateFunction) * load.generated_code_size_in_bytes
         + len(model.custom_mask_shapes) * custom_mask.generated_code_size_in_bytes
         + len(model.shapes) * step.generated_code_size_in_bytes
     )
-    left_bytes = memory - weights_bytes - sampling_bytes - temporaries_bytes - code_bytes
-    metadata = model.shapes[-1].metadata
-    page_bytes = pools_bytes // metadata.pool_pages
-    pages = max(0, int(left_bytes * share) // page_bytes - 1)  # one is scratch
-    tokens = pages * metadata.page_size
+    return MemoryNeeds(
+        weights_bytes=weights_bytes,
+        sampling_bytes=step.alias_size_in_bytes - pools_bytes,
+        temporaries_bytes=max(_temporaries(analysis) for analysis in analyses),
+        code_bytes=code_bytes,
+        page_bytes=pools_bytes // model.shapes[-1].metadata.pool_pages,
+    )
+
+
+def fit_pages(needs: MemoryNeeds, page_size: int, memory: int, share: float) -> MemoryPlan:
+    """The plan for chips of `memory` bytes each, of which pages take `share` of what is left."""
+    taken_bytes = needs.weights_bytes + needs.sampling_bytes + needs.temporaries_bytes + needs.code_bytes
+    left_bytes = memory - taken_bytes
+    pages = max(0, int(left_bytes * share) // needs.page_bytes - 1)  # one is scratch
+    tokens = pages * page_size
     return MemoryPlan(
         memory_bytes=memory,
-        weights_bytes=weights_bytes,
-        sampling_bytes=sampling_bytes,
-        temporaries_bytes=temporaries_bytes,
-        code_bytes=code_bytes,
+        weights_bytes=needs.weights_bytes,
+        sampling_bytes=needs.sampling_bytes,
+        temporaries_bytes=needs.temporaries_bytes,
+        code_bytes=needs.code_bytes,
         left_bytes=left_bytes,
-        kv_bytes=(pages + 1) * page_bytes,
+        kv_bytes=(pages + 1) * needs.page_bytes,
         pages=pages,
         tokens=tokens,
         contexts_of_4096=tokens // 4096,

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxctx.model.sharding import TENSOR, make_mesh
+from jaxctx.model.sharding import EVERY_DEVICE
 from jaxctx.model.top_k import GPU_BLOCK, TPU_BLOCK, top_k, top_k_by_blocks
 
 ROWS = 3
@@ -102,19 +102,19 @@ def test_split_rows_have_the_same_best(size: int) -> None:
     """Of rows of 300 all 20 may lie on one device; of rows of 8 no device has as many as are asked for."""
     if jax.device_count() < 2:
         pytest.skip("needs two devices")
-    mesh = make_mesh(tensor=2)
+    mesh = jax.make_mesh((2, 1), EVERY_DEVICE, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:2])
     k = min(20, size)
     find = jax.jit(lambda x: top_k(x, k, mesh))
     for kind in KINDS:
         x = rows_of(kind, size, 3)
-        for spec in (PartitionSpec(None, TENSOR), PartitionSpec()):
+        for spec in (PartitionSpec(None, EVERY_DEVICE), PartitionSpec()):
             assert_best(find(jax.device_put(x, NamedSharding(mesh, spec))), x, k)
 
 
 def test_rows_that_devices_do_not_divide_are_not_split() -> None:
     if jax.device_count() < 2:
         pytest.skip("needs two devices")
-    mesh = make_mesh(tensor=2)
+    mesh = jax.make_mesh((2, 1), EVERY_DEVICE, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:2])
     x = rows_of("tied", 301, 4)
     assert_best(jax.jit(lambda x: top_k(x, 20, mesh))(x), x, 20)
 

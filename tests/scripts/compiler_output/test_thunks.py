@@ -6,19 +6,19 @@ from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from compiler_output.thunks import compile_with_thunks, count_thunks, longest_sort
 from jax import lax
-from jax.sharding import AxisType, Mesh, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.compiled_model import CompiledModel, StateFunction
 from jaxctx.engine.runner.compiler_options import compiler_options
 from jaxctx.engine.runner.memory_planner import OLDEST_JAX, TARGETS, compiling_for
+from jaxctx.engine.runner.mesh_plan import described_on
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
-from jaxctx.model.sharding import TENSOR, logical_sharding
+from jaxctx.model.sharding import make_mesh
 
 # Cut short: a step with XLA's own options. Two graphs, and between them a conditional with a loop in a branch.
 WITHOUT_OPTIONS = """\
@@ -147,11 +147,10 @@ needs_compiler = pytest.mark.skipif(
 @pytest.mark.parametrize("split", [False, True], ids=["one chip", "four chips"])
 def test_a_step_is_one_launch(split: bool) -> None:
     with compiling_for("h200") as (devices, _):
-        mesh = Mesh(np.array(devices), (TENSOR,), axis_types=(AxisType.Auto,))
+        mesh = make_mesh(TINY, tensor=4, devices=devices)
         model, params = abstract(TINY, "bfloat16")
         if split:
-            places = [logical_sharding(mesh, spec.axes) for spec in model.specs]
-            params = tuple(p.update(sharding=place) for p, place in zip(params, places, strict=True))
+            params = described_on(mesh, model, params)
         program = CompiledModel(model, params, CONFIG, mesh if split else devices[0])
         lowered = program.lower(program.shapes[-1])
         compiled, counts = compile_with_thunks(lowered, program.compiler_options)
