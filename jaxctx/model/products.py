@@ -74,9 +74,10 @@ def project_and_sum(
         return project(x, weight)
 
     split, whole = PartitionSpec(None, EVERY_DEVICE), PartitionSpec()
-    sent, place = weight.dtype, split
     if isinstance(weight, QuantizedWeight):
         sent, place = jnp.dtype(weight.multiplied_as), replace(weight, values=split, scale=whole)
+    else:
+        sent, place = weight.dtype, split
 
     def part(x: jax.Array, weight: "jax.Array | QuantizedWeight") -> jax.Array:
         product = project(x, weight).astype(sent)
