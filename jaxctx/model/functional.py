@@ -73,7 +73,9 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
         return nnx.merge(graph, jax.tree.unflatten(leaf_tree, params))
 
     dtype = str(jnp.dtype(leaves[0].dtype))
-    kv = KVSpec(decoder.config.layers, decoder.config.kv_heads, decoder.config.head_dim, kv_dtype or dtype)
+    config = decoder.config
+    group = config.heads // config.kv_heads
+    kv = KVSpec(config.layers, config.kv_heads, config.head_dim, kv_dtype or dtype, group)
     return DecoderModel(decoder.config, dtype, kv, specs, merge), tuple(leaves)
 
 

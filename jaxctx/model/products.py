@@ -9,7 +9,10 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Float32
+
+from jaxctx.model.sharding import EVERY_DEVICE
 
 FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less than it saves
 LANES, TERMS = 32, 32  # of one row's products on CPU: numbers of a vector, and vectors that one loop adds at most
@@ -33,6 +36,27 @@ def project(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float
         return swapped.T  # without the barrier XLA swaps them back
 
     product: jax.Array = lax.platform_dependent(x, weight, cpu=few, default=contract)
+    return product
+
+
+def project_and_sum(
+    x: Float[Array, "rows in"], weight: Float[Array, "out in"], mesh: Mesh | None
+) -> Float32[Array, "rows out"]:
+    """`project` where `in` is split over `mesh`: each device's product, and then their sum, which every device gets.
+
+    What devices send each other has the weights' type: bfloat16 are half the bytes of the products. Each product is
+    rounded to it once, and so may be each sum of two; one device alone rounds nothing.
+    """
+    if mesh is None or mesh.size == 1:
+        return project(x, weight)
+
+    def part(x: jax.Array, weight: jax.Array) -> jax.Array:
+        product = project(x, weight).astype(weight.dtype)
+        summed: jax.Array = lax.psum(product, EVERY_DEVICE)
+        return summed.astype(jnp.float32)
+
+    split, whole = PartitionSpec(None, EVERY_DEVICE), PartitionSpec()
+    product: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=(split, split), out_specs=whole)(x, weight)
     return product
 
 

@@ -8,15 +8,16 @@ on the host (`build_attention_metadata`) and once per layer on the device (`writ
     dispatch        `attend` and `write_rows`, and which of the implementations below computes them
     reference       plain JAX: the CPU's path, attention under a mask, and what every kernel is tested against
     mosaic_hopper   Pallas Mosaic GPU, for NVIDIA Hopper
-    pallas_tpu      Pallas, for TPU v5e and v6e
+    mosaic_mma      Pallas Mosaic GPU, for other NVIDIA GPUs since Ampere
+    pallas_tpu      Pallas, for TPUs
     pallas_tpu_write
-                    Pallas, for the same: writing a step's keys and values in place
+                    Pallas, for TPUs: writing a step's keys and values in place
 
                  dispatch
-           ┌────────┼──────────────┬───────────┐
-           │  mosaic_hopper   pallas_tpu ◀─ pallas_tpu_write
-           │        │              │
-           └──▶ reference ◀────────┘       (constants and products that all have in common)
+           ┌────────┼──────────────┬──────────┐
+           │  mosaic_hopper ◀─ mosaic_mma  pallas_tpu ◀─ pallas_tpu_write
+           │        │              │          │
+           └──▶ reference ◀────────┴──────────┘       (constants and products that all have in common)
                     │
             metadata, kv_cache
 
@@ -30,6 +31,7 @@ from jaxctx_kernels.dispatch import write_rows as write_rows
 from jaxctx_kernels.kv_cache import KVPages as KVPages
 from jaxctx_kernels.kv_cache import QuantizedKV as QuantizedKV
 from jaxctx_kernels.kv_cache import copy_pages as copy_pages
+from jaxctx_kernels.kv_cache import heads_side_by_side as heads_side_by_side
 from jaxctx_kernels.kv_cache import kv_pages_struct as kv_pages_struct
 from jaxctx_kernels.kv_cache import kv_values as kv_values
 from jaxctx_kernels.kv_cache import read_pages as read_pages

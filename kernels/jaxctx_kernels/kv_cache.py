@@ -88,7 +88,10 @@ def kv_values(pages: Any) -> Any:
     return pages.values if isinstance(pages, QuantizedKV) else pages
 
 
-HOPPER_PAGES = "head_dim 64, 128 or 256, pages of 16, 32, 64 or 128 tokens, and KV of bfloat16 or 8 bits"
+MMA_PAGES = (
+    "a head_dim that is a multiple of 16 up to 256, pages of 16, 32 or a multiple of 64 tokens, "
+    "and KV of bfloat16 or 8 bits"
+)
 TPU_PAGES = "pages of a multiple of 16 tokens, and KV heads that fill 128 lanes side by side"
 
 
@@ -99,6 +102,16 @@ def fits_hopper_kernel(pages: Any) -> bool:
     if values.dtype not in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn):
         return False
     return head_dim in (64, 128, 256) and page_size in (16, 32, 64, 128)
+
+
+def fits_mma_kernel(pages: Any) -> bool:
+    """Whether the kernel for NVIDIA GPUs since Ampere reads pages of this layout; arrays or ShapeDtypeStructs."""
+    values = kv_values(pages)
+    page_size, head_dim = values.shape[2:]
+    if values.dtype not in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn):
+        return False
+    fits_page = page_size in (16, 32) or page_size % 64 == 0
+    return bool(fits_page and head_dim % 16 == 0 and head_dim <= 256)
 
 
 def fits_tpu_kernel(pages: Any) -> bool:

@@ -131,7 +131,7 @@ def attend(
     page array, XLA copies it before every call. Raises ValueError if the work list is too large for SMEM; the compiler
     fails if the rows of a single KV head are too many for VMEM, see docs/kernels.md.
     """
-    if 4 * (ITEM_FIELDS * shape.items + shape.pages) > SMEM_BYTES:
+    if not fits_list(shape):
         raise ValueError(f"a list of {shape.pages} pages and {shape.items} items exceeds SMEM; take larger pages")
     rows, heads, dim = q.shape
     values = kv_values(k_pages)
@@ -170,6 +170,11 @@ def attend(
         name="attend",
     )(metadata.class_ends, metadata.items.reshape(-1), metadata.pages, query, visible_tokens, pages)
     return collect_outputs(out, rows, heads, dim)[metadata.batch_to_sorted]
+
+
+def fits_list(shape: MetadataShape) -> bool:
+    """Whether a work list of this shape fits into SMEM."""
+    return 4 * (ITEM_FIELDS * shape.items + shape.pages) <= SMEM_BYTES
 
 
 def in_hbm(pages: Any) -> Any:

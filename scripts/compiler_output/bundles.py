@@ -21,7 +21,8 @@ from pathlib import Path
 
 import jax
 
-from jaxctx.engine.runner.memory_planner import compile_without_device
+from jaxctx.engine.runner.compiler_options import CompilerOptions
+from jaxctx.engine.runner.memory_planner import compile_described
 
 FLAGS = "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
 FILE = re.compile(r"^\d+-(?P<program>.+)-\d+-final_bundles\.txt$")
@@ -74,14 +75,16 @@ def dump_bundles() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def compile_and_count(lowered: jax.stages.Lowered, folder: Path) -> tuple[jax.stages.Compiled, tuple[Program, ...]]:
+def compile_and_count(
+    lowered: jax.stages.Lowered, options: CompilerOptions, folder: Path
+) -> tuple[jax.stages.Compiled, tuple[Program, ...]]:
     """Compile for a TPU that need not be there, in a process in which `dump_bundles` returned `folder`.
 
     Raises RuntimeError if nothing was written: libtpu was there before `dump_bundles`.
     """
     for left in folder.iterdir():
         left.unlink()
-    compiled = compile_without_device(lowered)
+    compiled = compile_described(lowered, options)
     programs = tuple(read_programs(folder))
     if not programs:
         raise RuntimeError("libtpu wrote no bundles: it was loaded before it was told to")

@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, Mesh
 
 from jaxctx.engine.runner.step import KVCache, PagedAttention, StepShape, unpack_inputs
-from jaxctx.model.sharding import TENSOR
+from jaxctx.model.sharding import EVERY_DEVICE
 from jaxctx_kernels import (
     KernelName,
     QuantizedKV,
@@ -267,7 +267,11 @@ def test_a_layer_of_a_step_writes_and_attends(rng: Generator, split: bool) -> No
     case = Case(page_size=page_size, heads=heads, pages=pages)
     pool = KVCache(case.filled(rng), case.filled(rng))
     q, k, v = (jnp.asarray(rng.normal(size=(rows, n, 128)), jnp.bfloat16) for n in (2 * heads, heads, heads))
-    mesh = Mesh(np.array(jax.devices()[:1]), (TENSOR,), axis_types=(AxisType.Auto,)) if split else None
+    mesh = (
+        Mesh(np.array(jax.devices()[:1]).reshape(1, 1), EVERY_DEVICE, axis_types=(AxisType.Auto,) * 2)
+        if split
+        else None
+    )
 
     def attend(kernel: KernelName) -> tuple[jax.Array, KVCache]:
         shape = StepShape(rows, 1, metadata_shape(rows, page_size, pages * page_size, pages, kernel))

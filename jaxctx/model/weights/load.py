@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxctx.host_memory import physical_memory
 from jaxctx.model.config import CheckpointError, ModelConfig, from_hf, read_json
 from jaxctx.model.functional import DecoderModel, FlatParams, ParamSpec, abstract
-from jaxctx.model.sharding import check_divisible, logical_sharding
+from jaxctx.model.sharding import check_divisible, put, put_parameter
 from jaxctx.model.weights.formats import CONFIG, NUMPY_DTYPES, HostArray, WeightSource, open_source
 
 FINITE_AT_ONCE = 1 << 17  # elements that are looked at together: they stay in the processor's cache
@@ -61,7 +61,7 @@ def load_model(
     digests: dict[str, str] = {}
     for spec, data in read_cast(source, model, progress):
         digests[spec.name] = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(data).view(np.uint8).data)
-        placed = jax.device_put(data, None if mesh is None else logical_sharding(mesh, spec.axes))
+        placed = put(data, None) if mesh is None else put_parameter(data, spec.axes, model.config, mesh)
         arrays[spec.name] = placed.block_until_ready()  # so that the host's copy can go before the next one comes
     return LoadedModel(
         model=model,

@@ -104,7 +104,7 @@ def test_that_nothing_was_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -
             left = Path(folder, "1-old-01-final_bundles.txt")
             left.write_text(NESTED)
             with pytest.raises(RuntimeError, match="wrote no bundles"):
-                compile_and_count(jax.jit(jnp.sin).lower(1.0), Path(folder))
+                compile_and_count(jax.jit(jnp.sin).lower(1.0), {}, Path(folder))
             assert not left.exists()
     finally:
         jax.config.update("jax_enable_compilation_cache", was_enabled)

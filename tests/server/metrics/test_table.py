@@ -30,5 +30,14 @@ def test_no_label_is_of_an_open_set() -> None:
     labels = {label for metric in METRICS.values() for label in metric.labels}
     assert labels == {
         *("version", "role", "model_name", "dtype", "kv_dtype", "platform", "state", "method", "transport", "code"),
-        *("reason", "finish_reason", "finished_reason", "engine_id", "tier", "block_size", "num_gpu_blocks"),
+        *(
+            "reason",
+            "finish_reason",
+            "finished_reason",
+            "engine_id",
+            "tier",
+            "implementation",
+            "block_size",
+            "num_gpu_blocks",
+        ),
     }
