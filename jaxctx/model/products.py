@@ -74,10 +74,12 @@ def project_and_sum(
         return project(x, weight)
 
     split, whole = PartitionSpec(None, EVERY_DEVICE), PartitionSpec()
+    place: Any = split  # of the weight
     if isinstance(weight, QuantizedWeight):
-        sent, place = jnp.dtype(weight.multiplied_as), replace(weight, values=split, scale=whole)
+        places: Any = {"values": split, "scale": whole}  # in place of arrays
+        sent, place = jnp.dtype(weight.multiplied_as), replace(weight, **places)
     else:
-        sent, place = weight.dtype, split
+        sent = weight.dtype
 
     def part(x: jax.Array, weight: "jax.Array | QuantizedWeight") -> jax.Array:
         product = project(x, weight).astype(sent)
