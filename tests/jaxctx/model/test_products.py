@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+from jaxctx.engine.runner.compiled_model import ONE_ROW
 from jaxctx.model import products
 from jaxctx.model.functional import EIGHT_BITS
 from jaxctx.model.products import FEW_ROWS, QuantizedWeight, project, project_and_sum
@@ -99,7 +100,7 @@ def test_every_number_of_8_bits_is_widened_exactly(dtype: str) -> None:
             np.testing.assert_array_equal(widened, meant[np.isfinite(meant)])
 
 
-@pytest.mark.parametrize("rows", [1, 4, 64])
+@pytest.mark.parametrize("rows", [*ONE_ROW, 4, 64])
 @pytest.mark.parametrize("dtype", EIGHT_BITS)
 def test_a_cpu_never_holds_a_weight_widened(rows: int, dtype: str) -> None:
     out, inside = 4096, 2048

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Products of rows with weights of 8 bits beside those with bfloat16, on the device found here.
+
+    scripts/bench_products.py [--rows 1 4 16 64 512] [--rounds 12] [--out 4096] [--inside 1024]
+
+Times a chain of products with a dozen weights, more than caches hold. The types take turns, and the fastest of the
+rounds counts, so that whatever else the machine does meets all of them: read the ratios. "int8 × int8" also rounds the
+activations, a scale for each row, which no setting of the server does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxctx.model.functional import EIGHT_BITS
+from jaxctx.model.products import QuantizedWeight, project
+from jaxctx.model.weights.quantize import quantize
+
+WEIGHTS = 12
+Product = Callable[[jax.Array, Any], jax.Array]
+
+
+def with_rounded_activations(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
+    """As `project`, with products of int8 that are summed as int32."""
+    scale = jnp.abs(x).max(1, keepdims=True) / 127
+    rows = jnp.round(x / scale).astype(jnp.int8)
+    product = lax.dot_general(weight.values, rows, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+    swapped: jax.Array = lax.optimization_barrier(product)
+    return swapped.T.astype(jnp.float32) * scale * weight.scale
+
+
+def chain(product: Product, inside: int) -> Callable[[jax.Array, list[Any]], jax.Array]:
+    """A function of rows and weights whose products wait for one another."""
+
+    def run(x: jax.Array, weights: list[Any]) -> jax.Array:
+        for weight in weights:
+            y = product(x, weight)
+            x = x + jnp.resize(y, (x.shape[0], inside)) * 1e-6
+        return x
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 512])
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--out", type=int, default=4096)
+    parser.add_argument("--inside", type=int, default=1024)
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    wide = [rng.normal(size=(options.out, options.inside)).astype(np.float32) for _ in range(WEIGHTS)]
+
+    def narrow(dtype: str) -> list[QuantizedWeight]:
+        made = (quantize(weight, dtype) for weight in wide)
+        return [QuantizedWeight(jnp.asarray(v.view(EIGHT_BITS[dtype])), jnp.asarray(s), "bfloat16") for v, s in made]
+
+    int8 = narrow("int8")
+    kinds: dict[str, tuple[Product, list[Any]]] = {
+        "bfloat16": (project, [jnp.asarray(weight, jnp.bfloat16) for weight in wide]),
+        "int8": (project, int8),
+        "float8_e4m3fn": (project, narrow("float8_e4m3fn")),
+        "int8 × int8": (with_rounded_activations, int8),
+    }
+    print(f"JAX {jax.__version__} on {jax.devices()[0].platform}, weights [{options.out}, {options.inside}]")
+    for rows in options.rows:
+        x = jnp.asarray(rng.normal(size=(rows, options.inside)), jnp.float32)
+        compiled = {
+            name: jax.jit(chain(product, options.inside)).lower(x, weights).compile()
+            for name, (product, weights) in kinds.items()
+        }
+        fastest = dict.fromkeys(kinds, float("inf"))
+        for _ in range(options.rounds):
+            for name, (_, weights) in kinds.items():
+                start = time.perf_counter()
+                compiled[name](x, weights).block_until_ready()
+                fastest[name] = min(fastest[name], time.perf_counter() - start)
+        base = fastest["bfloat16"]
+        told = ", ".join(f"{name} {seconds / base:.2f}" for name, seconds in fastest.items())
+        print(f"{rows} rows: {base / WEIGHTS * 1e3:.2f} ms a product of bfloat16; {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
