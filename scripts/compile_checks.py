@@ -33,7 +33,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from compiled_functions import LONG_ROWS, Chips, Lower, functions
@@ -51,14 +51,16 @@ BASELINE = Path(__file__).with_name("compile_baseline.json")
 PACKAGES = {"v5e": "libtpu", "v6e": "libtpu", "v7x": "libtpu", "h200": "jax-cuda13-plugin"}
 SOME = {"v7x": ("write *",)}
 """Targets that are checked in part: the patterns of names of what is."""
-WITH_BUNDLES = ("step *", "write *", "kernel *pages of 16,*", "kernel *pages of 64,*")
-"""Of TPUs, the patterns of names of what bundles are counted of."""
+WITH_BUNDLES = ("short step,*", "write *", "kernel *pages of 16,*", "kernel *pages of 64,*")
+"""Of TPUs, the patterns of names of what bundles are counted of. What is compiled beside it takes as long again."""
 WITH_MACHINE_CODE = (  # kernels for H200 whose machine code is read
     *(f"kernel head_dim {dim}, pages of {size}, group 4" for dim in (64, 128, 256) for size in (16, 64)),
     "kernel int8 head_dim 128, pages of 16, group 4",
     f"kernel bfloat16 head_dim 128, pages of 64, group 4, {LONG_ROWS} rows",
     f"kernel int8 head_dim 128, pages of 64, group 4, {LONG_ROWS} rows",
 )
+
+STEPS = ("step", "short step")  # beginnings of names
 
 # What is compared. Not in all functions everything is counted.
 MOST = {
@@ -100,7 +102,7 @@ def is_checked(target: str, name: str) -> bool:
 
 def updates_pages(name: str) -> bool:
     """Whether the function of this name takes page arrays to update them in place."""
-    return name.startswith(("step", "write"))
+    return name.startswith((*STEPS, "write"))
 
 
 def measure(name: str, lower: Lower, chips: Chips, readers: Readers) -> dict[str, int]:
@@ -116,10 +118,10 @@ def measure_compiled(name: str, lowered: jax.stages.Lowered, readers: Readers) -
     """As `measure`, without machine code."""
     options = compiler_options(readers.platform)
     counts: dict[str, int] = {}
-    if readers.platform == "gpu" and name.startswith("step"):
+    if readers.platform == "gpu" and name.startswith(STEPS):
         compiled, thunks = compile_with_thunks(lowered, options)
         counts = {"launches": thunks.launches, "sorts": thunks.sorts, "sorted": longest_sort(compiled.as_text() or "")}
-    elif readers.bundles is not None and matches(name, WITH_BUNDLES):
+    elif readers.bundles is not None:
         compiled, programs = compile_and_count(lowered, options, readers.bundles)
         counts = {
             "bundles": sum(program.bundles for program in programs),
@@ -188,11 +190,33 @@ def allowed(what: str, before: int) -> float:
     return before * SLACK + SMALL_BYTES if what in BYTES else float("inf")
 
 
-def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
-    """Run the checks of one target. Returns how many failed and, with `update`, what to keep."""
+class Part(NamedTuple):
+    """The functions of a target that one process compiles: of a TPU those whose bundles are counted, or the others."""
+
+    target: str
+    counted: bool
+
+    def names(self) -> list[str]:
+        """Of its functions, in their order."""
+        counted = PACKAGES[self.target] == "libtpu"
+        return [
+            name
+            for name, _ in functions()
+            if is_checked(self.target, name) and (counted and matches(name, WITH_BUNDLES)) == self.counted
+        ]
+
+
+def parts(target: str) -> list[Part]:
+    """Those of a target that have functions."""
+    return [part for part in (Part(target, False), Part(target, True)) if part.names()]
+
+
+def check(part: Part, only: str, kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
+    """Run the checks of a part of a target. Returns how many failed and, with `update`, what to keep of them."""
+    target, names = part.target, part.names()
     jax.config.update("jax_enable_compilation_cache", False)  # of what is found there compilers write nothing
     with ExitStack() as stack:
-        bundles = Path(stack.enter_context(dump_bundles())) if PACKAGES[target] == "libtpu" else None
+        bundles = Path(stack.enter_context(dump_bundles())) if part.counted else None
         devices, _ = stack.enter_context(compiling_for(target))
         tools = tools_of(target, kept, update)
         chips, readers = Chips(devices[0], devices), Readers(devices[0].platform, bundles, tools)
@@ -203,7 +227,7 @@ def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[i
         all_found = dict(kept["functions"]) if same else {}
         failed = 0
         for name, lower in functions():
-            if not (is_checked(target, name) and fnmatch.fnmatch(name, only)):
+            if name not in names or not fnmatch.fnmatch(name, only):
                 continue
             start = time.monotonic()
             try:
@@ -218,8 +242,7 @@ def check(target: str, only: str, kept: dict[str, Any], update: bool) -> tuple[i
             print(f"{target}: {name}: {verdict} ({time.monotonic() - start:.1f} s)", flush=True)
     if not update:
         return failed, kept
-    names = {name for name, _ in functions() if is_checked(target, name)}  # those of former functions are dropped
-    all_found = {name: found for name, found in all_found.items() if name in names}
+    all_found = {name: all_found[name] for name in names if name in all_found}  # those of former functions are dropped
     if tools is not None:
         kept = {**kept, "tools": dict(tools.versions)}
     return failed, {**kept, "versions": versions, "functions": all_found}
@@ -250,18 +273,24 @@ def main() -> int:
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     nothing: dict[str, Any] = {"versions": {}, "functions": {}}
     failed = missing = 0
-    with ProcessPoolExecutor(len(options.target), multiprocessing.get_context("spawn")) as pool:
+    updated: dict[str, Any] = {}
+    to_run = [part for target in options.target for part in parts(target)]
+    with ProcessPoolExecutor(len(to_run), multiprocessing.get_context("spawn")) as pool:
         running = {
-            target: pool.submit(check, target, options.only, baseline.get(target, nothing), options.update)
-            for target in options.target
+            part: pool.submit(check, part, options.only, baseline.get(part.target, nothing), options.update)
+            for part in to_run
         }
-        for target, result in running.items():
+        for part, result in running.items():
             try:
-                failures, baseline[target] = result.result()
-                failed += failures
+                failures, found = result.result()
             except FailedPrecondition as error:
                 print(error, file=sys.stderr)
                 missing += 1
+                continue
+            failed += failures
+            before = updated.get(part.target, {"functions": {}})
+            updated[part.target] = {**found, "functions": {**before["functions"], **found["functions"]}}
+    baseline |= updated
     if options.update:
         in_order = {target: baseline[target] for target in PACKAGES if target in baseline}
         BASELINE.write_text(json.dumps(in_order, indent=1) + "\n")

@@ -1,12 +1,14 @@
 """What `compile_checks.py` compiles: names, and how each is lowered for chips that need not be there.
 
-Nothing is allocated: all arguments are shapes. A name begins with "step", "write" or "kernel".
+Nothing is allocated: all arguments are shapes. A name begins with "step", "short step" (of two layers of qwen3-0.6b),
+"write" or "kernel".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -31,12 +33,10 @@ from jaxctx_kernels import (
     write_rows,
 )
 
-STEPS = (("qwen3-0.6b", 16), ("qwen3-0.6b", 512), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
-EIGHT_BIT_WEIGHTS = (  # models, rows, types
-    ("qwen3-0.6b", 16, "int8"),
-    ("qwen3-0.6b", 512, "float8_e4m3fn"),
-    ("llama-3.1-8b", 512, "int8"),
-)
+Changes = Mapping[str, Any]
+WHOLE_STEPS = (("qwen3-0.6b", 16), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
+SHORT: Changes = {"layers": 2}  # of a model of which a step is counted: all layers are alike
+EIGHT_BIT_WEIGHTS = ((16, "int8"), (512, "float8_e4m3fn"))  # rows and types of short steps
 HEAD_DIMS, PAGE_SIZES, GROUPS = (64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)
 LAYOUTS = tuple(  # head_dim, page size, group: the first with each of the others
     dict.fromkeys(
@@ -71,22 +71,23 @@ class Chips(NamedTuple):
 
 
 Lower = Callable[[Chips], jax.stages.Lowered]
-Changes = Mapping[str, Any]
 
 
 def functions() -> Iterator[tuple[str, Lower]]:
     """Names, and what lowers each."""
-    for model_name, rows in STEPS:
+    for model_name, rows in WHOLE_STEPS:
         yield f"step {model_name}, {rows} rows", step(model_name, rows)
-    yield "step qwen3-0.6b, 16 rows, on four chips", step("qwen3-0.6b", 16, split=True)
-    few: Changes = {"layers": 4, "kv_heads": 2}
-    name = "step qwen3-0.6b with 2 KV heads and 4 layers, 16 rows, on four chips"
-    yield name, step("qwen3-0.6b", 16, split=True, changes=few)
-    yield "step qwen3-0.6b, 16 rows, KV of int8", step("qwen3-0.6b", 16, kv_dtype="int8")
-    name = f"step qwen3-0.6b, 16 rows, KV of int8 in pages of {LARGE_PAGES.page_size}"
-    yield name, step("qwen3-0.6b", 16, kv_dtype="int8", sizes=LARGE_PAGES)
-    for model_name, rows, dtype in EIGHT_BIT_WEIGHTS:
-        yield f"step {model_name}, {rows} rows, weights of {dtype}", step(model_name, rows, weights_dtype=dtype)
+    short = partial(step, "qwen3-0.6b", changes=SHORT)
+    for rows in (16, 512):
+        yield f"short step, {rows} rows", short(rows)
+    yield "short step, 16 rows, on four chips", short(16, split=True)
+    few_heads: Changes = {**SHORT, "kv_heads": 2}
+    yield "short step, 2 KV heads, 16 rows, on four chips", step("qwen3-0.6b", 16, split=True, changes=few_heads)
+    yield "short step, 16 rows, KV of int8", short(16, kv_dtype="int8")
+    name = f"short step, 16 rows, KV of int8 in pages of {LARGE_PAGES.page_size}"
+    yield name, short(16, kv_dtype="int8", sizes=LARGE_PAGES)
+    for rows, dtype in EIGHT_BIT_WEIGHTS:
+        yield f"short step, {rows} rows, weights of {dtype}", short(rows, weights_dtype=dtype)
     for dtype, page_size, rows in WRITES:
         yield f"write {dtype}, {rows} rows, pages of {page_size}", write(dtype, page_size, rows)
     for dim, dtype in EIGHT_BITS:
