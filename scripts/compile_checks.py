@@ -51,7 +51,10 @@ BASELINE = Path(__file__).with_name("compile_baseline.json")
 PACKAGES = {"v5e": "libtpu", "v6e": "libtpu", "v7x": "libtpu", "h200": "jax-cuda13-plugin"}
 SOME = {"v7x": ("write *",)}
 """Targets that are checked in part: the patterns of names of what is."""
-WITH_BUNDLES = ("short step,*", "write *", "kernel *pages of 16,*", "kernel *pages of 64,*")
+WITH_BUNDLES = (
+    *("short step, 16 rows", "short step, 16 rows, KV of int8 in *"),
+    *("write *", "kernel *pages of 16,*", "kernel *pages of 64,*"),
+)
 """Of TPUs, the patterns of names of what bundles are counted of. What is compiled beside it takes as long again."""
 WITH_MACHINE_CODE = (  # kernels for H200 whose machine code is read
     *(f"kernel head_dim {dim}, pages of {size}, group 4" for dim in (64, 128, 256) for size in (16, 64)),
