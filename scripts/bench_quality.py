@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from bundled_corpus import encode, standard_library
+from dense import DenseCausal
 from tokenizers import Tokenizer
 
 from jaxctx.model.bundled import BUNDLED
@@ -28,8 +30,6 @@ from jaxctx.model.functional import DecoderModel, FlatParams
 from jaxctx.model.weights import load_model
 from jaxctx.model.weights.quantize import quantize
 from jaxctx_kernels.kv_cache import LARGEST_FLOAT8, LARGEST_INT8
-from scripts.bundled_corpus import encode, standard_library
-from scripts.dense import DenseCausal
 
 WINDOW = 2048
 WEIGHTS = ("float32", "bfloat16", "int8", "float8_e4m3fn")

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 
 
 @dataclass(slots=True)
@@ -24,6 +25,7 @@ class DenseCausal:
     sequences: int = 1
     looped: bool = False
     pools: Any = None
+    mesh: Mesh | None = None
 
     def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         rows, heads, head_dim = q.shape

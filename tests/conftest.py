@@ -1,4 +1,4 @@
-"""For all tests: JAX on the CPU with two fake devices, so that meshes can be tested beside everything else.
+"""For all tests: JAX on the CPU with eight fake devices, so that meshes can be tested beside everything else.
 
 What is compiled once in a session is compiled no more in it: there is a compilation cache for this process and those
 that it starts, pytest-xdist's workers too, new for each session, so that no session tests what another one left.
@@ -36,7 +36,7 @@ def _add_xla_flag(name: str, value: str) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {name}={value}".strip()
 
 
-_add_xla_flag("--xla_force_host_platform_device_count", "2")
+_add_xla_flag("--xla_force_host_platform_device_count", "8")
 if os.environ.get("JAXCTX_TESTS_OPTIMISED") != "1":
     _add_xla_flag("--xla_backend_optimization_level", "0")
 
@@ -47,12 +47,14 @@ LONGEST_FILES = (
     "tests/e2e/test_command.py",
     "tests/jaxctx/engine/runner/test_model_runner.py",
     "tests/kernels/test_pallas_tpu.py",
+    "tests/kernels/test_pallas_tpu_write.py",
     "tests/kernels/test_reference.py",
     "tests/jaxctx/engine/test_parity.py",
     "tests/e2e/test_engine_processes.py",
     "tests/jaxctx/engine/scheduler/test_deadlines.py",
     "tests/e2e/test_restart.py",
     "tests/kernels/test_mosaic_hopper.py",
+    "tests/kernels/test_mosaic_mma.py",
     "tests/kernels/test_kv_cache.py",
     "tests/e2e/test_keys.py",
     "tests/scripts/test_environment.py",

@@ -24,7 +24,7 @@ from jaxctx.engine.factory import ServedModel, engine_info
 from jaxctx.engine.interface import Caller, Engine
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.model.functional import DecoderModel, FlatParams
-from jaxctx.model.sharding import check_divisible, logical_sharding
+from jaxctx.model.sharding import check_divisible, put_parameter
 from jaxctx.store import SnapshotStore
 from jaxctx.types import ContextInfo, ContextPages
 from tests.echo import echo_model
@@ -70,8 +70,8 @@ def on_demand(served: ServedModel, config: EngineConfig, mesh: Mesh | None = Non
 def shard(mesh: Mesh, model: DecoderModel, params: FlatParams) -> FlatParams:
     """The same parameters, laid out over `mesh`. Raises InvalidArgument if they do not divide."""
     check_divisible(model.config, mesh)
-    places = (logical_sharding(mesh, spec.axes) for spec in model.specs)
-    return tuple(jax.device_put(array, place) for array, place in zip(params, places, strict=True))
+    with_specs = zip(params, model.specs, strict=True)
+    return tuple(put_parameter(array, spec.axes, model.config, mesh) for array, spec in with_specs)
 
 
 class Clock:

@@ -5,10 +5,12 @@
     remote.py     what programs need of it, of an engine in another process
     factory.py    from a loaded model to a running engine
     config.py     sizes and settings, and the clocks and random sources that tests replace
+    attention.py  what may compute attention, and the reasons
     core/         the engine core and its step loop: requests in, steps out, results booked; output streams
     scheduler/    which request runs, which rows the next step has, who gives up pages
     grammar/      formats of outputs: reads grammars, and says which tokens may come next
-    runner/       the arrays and executables, the step function, page moves between device, host memory and disk
+    runner/       the arrays and executables, the step function, page moves between device, host memory and disk;
+                  the check of kernels on the device
     contexts/     operations on contexts that compute nothing, their lifecycle, quotas and change notifications
     snapshots/    saving and opening beside the steps, publications
 

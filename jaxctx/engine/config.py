@@ -42,6 +42,8 @@ class RuntimeDeps:
 class EngineConfig:
     """Sizes and limits of an engine. Every shape that a step can have follows from them: all are compiled at start.
 
+    Page size, requests and rows are here a CPU's; `default_sizes` has those of each platform.
+
     Raises InvalidArgument naming the first field that cannot work.
     """
 
@@ -53,6 +55,7 @@ class EngineConfig:
     max_batch_tokens: int = 512  # rows of one step
     steps_in_flight: int = 2  # one runs on the device while the next is queued behind it
     draft_tokens: int = 15  # guesses that a request may have in a step, where rows would be padding; 0: none
+    sizes_reason: str = "as set"  # where page size, requests and rows come from. For messages only
     # Contexts and outputs.
     max_context_tokens: int = 4096
     attention_window: int | None = None  # tokens; of the model, where it limits the positions. For messages only
@@ -69,6 +72,7 @@ class EngineConfig:
     # Snapshots and other tiers.
     snapshot_history: int | None = None  # versions that are kept of a name; None: all
     host_pages: int = 0  # pages kept in host memory when they leave the device; 0, or at least 2
+    host_reason: str = "as set"  # where that number comes from. For messages only
     disk_pages: int = 0  # pages kept on disk when they leave host memory; needs `host_pages`
     disk_file: Path | None = None  # where these are; None: in the system's directory for temporary files
     moving_pages: int = 2  # that a save, open or restore moves beside a step of others; up to 16 where none waits
@@ -78,6 +82,18 @@ class EngineConfig:
         """The longest context in words, with the reason where that is the model's attention window."""
         words = f"{self.max_context_tokens} tokens"
         return f"{words}, the model's attention window" if self.max_context_tokens == self.attention_window else words
+
+    @property
+    def sizes_in_words(self) -> str:
+        """Page size, requests and rows, and where they come from."""
+        return sizes_in_words(self.page_size, self.max_batch, self.max_batch_tokens, self.sizes_reason)
+
+    @property
+    def host_tier_in_words(self) -> str:
+        """The size of the host tier, and where it comes from; empty where there is none."""
+        if not self.host_pages:
+            return ""
+        return f"{self.host_pages * self.page_size:,} tokens in {self.host_pages:,} pages ({self.host_reason})"
 
     def __post_init__(self) -> None:
         self._require_at_least(1, pages=self.pages, page_size=self.page_size, max_batch=self.max_batch)
@@ -129,6 +145,11 @@ class EngineConfig:
     def samples(self, rows: int) -> int:
         """Rows that may be sampled in a step of so many."""
         return min(rows, max(self.max_batch, 16))
+
+
+def sizes_in_words(page_size: int, max_batch: int, max_batch_tokens: int, reason: str) -> str:
+    """Sizes of an engine and where they come from: "page 64, 256 at once, 2,048 rows a step (defaults of this GPU)"."""
+    return f"page {page_size}, {max_batch:,} at once, {max_batch_tokens:,} rows a step ({reason})"
 
 
 def page_bytes(spec: KVSpec, page_size: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxctx import types
 from jaxctx.cache.context_cache import Context
+from jaxctx.engine.attention import AttentionChoice
 from jaxctx.engine.contexts.watch import Watch
 from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.core.forward_pass import ForwardAnswer
@@ -35,7 +36,6 @@ from jaxctx.types import (
     SaveRequest,
     UpdateContextRequest,
 )
-from jaxctx_kernels import KernelChoice
 
 STATS_TIMEOUT_S = 1.0  # after which `stats` answers with what it knew last
 RETRY_S = 0.01  # how often a waiting reserve_pages or fork asks again, and a drain looks
@@ -68,9 +68,19 @@ class LocalEngine(Engine):
         return window if window == self._config.max_context_tokens else None
 
     @property
-    def attention_kernel(self) -> KernelChoice:
-        """What computes attention on the engine's device."""
-        return self.core.runner.kernel
+    def sizes_in_words(self) -> str:
+        """Page size, requests at once and rows of a step, and where they come from."""
+        return self._config.sizes_in_words
+
+    @property
+    def host_tier_in_words(self) -> str:
+        """The size of the host tier, and where it comes from; empty where there is none."""
+        return self._config.host_tier_in_words
+
+    @property
+    def attention(self) -> AttentionChoice:
+        """What computes attention on the engine's device, and why."""
+        return self.core.runner.attention
 
     def start(self) -> None:
         """Start the threads."""

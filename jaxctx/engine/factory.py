@@ -9,9 +9,11 @@ import jax
 from jax.sharding import Mesh
 
 from jaxctx.cache.context_cache import Identity
+from jaxctx.engine.attention import AttentionChoice
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.model_runner import CompileProgress, ModelRunner
 from jaxctx.model.interface import KVSpec, Model, Params
 from jaxctx.model.text import ModelText
@@ -39,18 +41,21 @@ def open_engine(
     config: EngineConfig,
     *,
     mesh: Mesh | None = None,
+    attention: AttentionChoice | None = None,
     store: str | None = None,
     progress: CompileProgress | None = None,
     compile_all: bool = False,
+    lowering_cache: LoweringCache | None = None,
 ) -> LocalEngine:
     """Allocate the KV array, compile, start the step thread. Returns when ready to serve.
 
     Ready is when the largest step of each kind is compiled, into which every batch can be padded; the engine compiles
     the smaller ones while it serves. With `compile_all` nothing is left for later. `mesh`: the model is split over it.
-    `store` is the URL of a store for durable snapshots (None: there are none); `progress` is called after each function
-    that is compiled before the engine is ready.
+    `attention`: what computes it, see `choose_attention`; None: what suits the device, without a comparison. `store` is
+    the URL of a store for durable snapshots (None: there are none); `progress` is called after each function that is
+    compiled before the engine is ready. `lowering_cache` spares a CPU tracing the steps anew.
     """
-    runner = ModelRunner(served.model, served.params, config, mesh)
+    runner = ModelRunner(served.model, served.params, config, mesh, attention=attention, lowering_cache=lowering_cache)
     if compile_all:
         runner.compile(progress)
     else:

@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32, Int32
 
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.interface import AttentionBackend
-from jaxctx.model.products import QuantizedWeight, project
+from jaxctx.model.products import QuantizedWeight, project, project_and_sum
 from jaxctx.model.rope import RopeCosSin, cos_sin, inverse_frequencies, rotate
 
 Axes = tuple[str, ...]  # logical axis names of a parameter, see `sharding`
@@ -48,10 +49,19 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(create((out[0],), "bias"), axes=(out[1],)) if bias else None
 
     def __call__(self, x: Float[Array, "rows in"]) -> Float32[Array, "rows out"]:
-        weight = self.weight[...]
-        if self.weight_scale is not None:
-            weight = QuantizedWeight(weight, self.weight_scale[...], self.multiplied_as)
-        y = project(x, weight)
+        return self._add_bias(project(x, self._weight()))
+
+    def sum_over(self, mesh: Mesh | None, x: Float[Array, "rows in"]) -> Float32[Array, "rows out"]:
+        """The same where `in` is split over `mesh`, see `project_and_sum`."""
+        return self._add_bias(project_and_sum(x, self._weight(), mesh))
+
+    def _weight(self) -> jax.Array | QuantizedWeight:
+        weight: jax.Array = self.weight[...]
+        if self.weight_scale is None:
+            return weight
+        return QuantizedWeight(weight, self.weight_scale[...], self.multiplied_as)
+
+    def _add_bias(self, y: Float32[Array, "rows out"]) -> Float32[Array, "rows out"]:
         return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
 
 
@@ -106,8 +116,8 @@ class FeedForward(nnx.Module):
         self.up_proj = Linear(create, ffn, embed, bias=config.ffn_bias)
         self.down_proj = Linear(create, embed, ffn, bias=config.ffn_bias)
 
-    def __call__(self, x: Float32[Array, "rows embed"]) -> Float32[Array, "rows embed"]:
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+    def __call__(self, x: Float32[Array, "rows embed"], mesh: Mesh | None) -> Float32[Array, "rows embed"]:
+        return self.down_proj.sum_over(mesh, jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nnx.Module):
@@ -124,11 +134,14 @@ class Layer(nnx.Module):
         return self.self_attn(self.input_layernorm(x), rotation)
 
     def after_attention(
-        self, x: Float32[Array, "rows embed"], attended: Float32[Array, "rows heads head_dim"]
+        self, x: Float32[Array, "rows embed"], attended: Float32[Array, "rows heads head_dim"], mesh: Mesh | None
     ) -> Float32[Array, "rows embed"]:
-        """The residual stream `x` with the attention output and the feed-forward output added."""
-        x = x + self.self_attn.o_proj(attended.reshape(x.shape[0], -1))
-        return x + self.mlp(self.post_attention_layernorm(x))
+        """The residual stream `x` with the attention output and the feed-forward output added.
+
+        Both end in a sum over the devices of `mesh`.
+        """
+        x = x + self.self_attn.o_proj.sum_over(mesh, attended.reshape(x.shape[0], -1))
+        return x + self.mlp(self.post_attention_layernorm(x), mesh)
 
 
 class Decoder(nnx.Module):
@@ -158,7 +171,7 @@ class Decoder(nnx.Module):
 
         split_layers = [nnx.split(layer) for layer in self.layers]
         before = [partial(layer_before_attention, graph, state) for graph, state in split_layers]
-        after = [partial(layer_after_attention, graph, state) for graph, state in split_layers]
+        after = [partial(layer_after_attention, graph, kv.mesh, state) for graph, state in split_layers]
 
         def run_layer(layer: int | jax.Array, x: jax.Array) -> jax.Array:
             q, k, v = select_and_call(layer, before, x, rotation)
@@ -195,8 +208,8 @@ def layer_before_attention(graph: Any, state: Any, x: jax.Array, rotation: RopeC
     return layer.before_attention(x, rotation)
 
 
-@partial(jax.jit, static_argnums=0)
-def layer_after_attention(graph: Any, state: Any, x: jax.Array, attended: jax.Array) -> jax.Array:
+@partial(jax.jit, static_argnums=(0, 1))
+def layer_after_attention(graph: Any, mesh: Mesh | None, state: Any, x: jax.Array, attended: jax.Array) -> jax.Array:
     """See `Layer.after_attention`."""
     layer: Layer = nnx.merge(graph, state)
-    return layer.after_attention(x, attended)
+    return layer.after_attention(x, attended, mesh)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+from jax.sharding import Mesh
 
 Params = Any  # a pytree of arrays
 
@@ -25,6 +26,12 @@ class KVSpec:
     kv_heads: int
     head_dim: int
     dtype: str
+    group: int = 1  # query heads that read a KV head
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a layer."""
+        return self.kv_heads * self.group
 
 
 class AttentionBackend(Protocol):
@@ -34,6 +41,8 @@ class AttentionBackend(Protocol):
     """Whether layers may be one body of a loop, `layer` being traced and `pools` carried. Else they are unrolled."""
     pools: Any
     """What is stored."""
+    mesh: Mesh | None
+    """The devices that parameters and heads are split over, see `sharding`; None: XLA alone splits, where it must."""
 
     def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         """Store k and v of the rows in `layer`, then attend: each row over what it sees, itself included.

@@ -12,7 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Float32, Shaped
+
+from jaxctx.model.sharding import EVERY_DEVICE
 
 FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less than it saves
 LANES, TERMS = 32, 32  # of one row's products on CPU: numbers of a vector, and vectors that one loop adds at most
@@ -56,6 +59,35 @@ def project(
         return swapped.T  # without the barrier XLA swaps them back
 
     product: jax.Array = lax.platform_dependent(x, weight, cpu=few, default=contract)
+    return product
+
+
+def project_and_sum(
+    x: Float[Array, "rows in"], weight: "Float[Array, 'out in'] | QuantizedWeight", mesh: Mesh | None
+) -> Float32[Array, "rows out"]:
+    """`project` where `in` is split over `mesh`: each device's product, and then their sum, which every device gets.
+
+    What devices send each other has the type that is multiplied: bfloat16 are half the bytes of the products. Each
+    product is rounded to it once, and so may be each sum of two; one device alone rounds nothing.
+    """
+    if mesh is None or mesh.size == 1:
+        return project(x, weight)
+
+    split: Any = PartitionSpec(None, EVERY_DEVICE)
+    whole: Any = PartitionSpec()
+    narrow: Any
+    weight_specs: Any
+    if isinstance(weight, QuantizedWeight):
+        narrow, weight_specs = weight.multiplied_as, QuantizedWeight(split, whole, weight.multiplied_as)
+    else:
+        narrow, weight_specs = weight.dtype, split
+
+    def part(x: jax.Array, weight: Any) -> jax.Array:
+        product = project(x, weight).astype(narrow)
+        summed: jax.Array = lax.psum(product, EVERY_DEVICE)
+        return summed.astype(jnp.float32)
+
+    product: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=(split, weight_specs), out_specs=whole)(x, weight)
     return product
 
 

@@ -25,14 +25,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jaxctx.model.token_sampling import SamplingBatch, draw_tokens
+from jaxctx.model.top_k import top_k
 
 TOP_LOGPROBS = 20
 FORMATS = ["<f4"] * 6 + ["<u8"] + ["<i4"] * 2 + ["?"] * 4
 ROW = np.dtype({"names": SamplingBatch._fields, "formats": FORMATS, "itemsize": 44})  # one row of a SamplingBatch
 ROW_WORDS = ROW.itemsize // 4  # int32
+MAX_GATHERED_ROWS = 128  # of the slots' state
 
 
 class SlotState(NamedTuple):
@@ -64,6 +67,12 @@ def slot_state(slots: int, vocab_size: int) -> SlotState:
         stop_mask=jnp.zeros(shape, jnp.bool_),
         allowed=jnp.zeros(shape, jnp.bool_),
     )
+
+
+def slot_state_bytes(slots: int, vocab_size: int) -> int:
+    """Bytes of the state of so many sequences, and the scratch slot, before a device pads them."""
+    state = jax.eval_shape(partial(slot_state, slots, vocab_size))
+    return sum(array.size * array.dtype.itemsize for array in state)
 
 
 def allowed_words(vocab_size: int) -> int:
@@ -177,18 +186,25 @@ def unpack_rows(words: Int32[Array, "rows 11"]) -> SamplingBatch:
 
 
 def sample(
-    logits: Float32[Array, "rows vocab"], batch: SamplingBatch, slots: Int32[Array, " rows"], state: SlotState
+    logits: Float32[Array, "rows vocab"],
+    batch: SamplingBatch,
+    slots: Int32[Array, " rows"],
+    state: SlotState,
+    mesh: Mesh | None = None,
 ) -> tuple[Sampled, SlotState]:
     """Draw one token per row, and note and count it in the row's slot, unless that is the scratch slot.
+
+    `mesh`: the vocabulary is split over it.
 
     Work that no row needs is skipped at run time (`lax.cond`): an all-greedy batch costs an argmax.
     """
     plain = ~(_adjusted(batch) | (batch.temperature > 0)).any()
     tokens = lax.cond(
-        plain, lambda: jnp.argmax(logits, -1).astype(jnp.int32), lambda: _next(logits, batch, slots, state)
+        plain, lambda: jnp.argmax(logits, -1).astype(jnp.int32), lambda: _next(logits, batch, slots, state, mesh)
     )
-    nothing = partial(jax.tree.map, jnp.zeros_like, jax.eval_shape(_logprobs, logits, tokens))
-    logprobs = lax.cond(batch.logprobs.any(), partial(_logprobs, logits, tokens), nothing)
+    find_logprobs = partial(_logprobs, logits, tokens, mesh)
+    nothing = partial(jax.tree.map, jnp.zeros_like, jax.eval_shape(find_logprobs))
+    logprobs = lax.cond(batch.logprobs.any(), find_logprobs, nothing)
     rows = state.counts.shape[0]
     counted = jnp.where(slots < rows - 1, slots, rows)
     last_token = state.last_token.at[counted].set(tokens, mode="drop")
@@ -204,21 +220,27 @@ def _adjusted(batch: SamplingBatch) -> jax.Array:
 def _adjust(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
     """Format, bias, min_tokens, penalties. Neutral rows come out as they went in, whatever their slot holds."""
     x = _keep_allowed(x, batch, slots, state)
-    x = x + jnp.where(batch.biased[:, None], state.bias[slots], 0)
-    x = jnp.where(batch.suppress[:, None] & state.stop_mask[slots], -jnp.inf, x)
-    counts = state.counts[slots]
+    x = x + jnp.where(batch.biased[:, None], _of_slots(state.bias, slots), 0)
+    x = jnp.where(batch.suppress[:, None] & _of_slots(state.stop_mask, slots), -jnp.inf, x)
+    counts = _of_slots(state.counts, slots)
     repetition = batch.repetition_penalty[:, None]
     scaled = jnp.where(x > 0, x / repetition, x * repetition)
-    x = jnp.where(state.seen[slots] | (counts > 0), scaled, x)
+    x = jnp.where(_of_slots(state.seen, slots) | (counts > 0), scaled, x)
     return x - batch.frequency_penalty[:, None] * counts - batch.presence_penalty[:, None] * (counts > 0)
+
+
+def _of_slots(array: jax.Array, slots: Int32[Array, " rows"]) -> jax.Array:
+    """The rows of these slots, `[rows, vocab]`, few at a time: 256 did not fit into the vector memory of a TPU v5e."""
+    parts = [array[slots[start : start + MAX_GATHERED_ROWS]] for start in range(0, slots.shape[0], MAX_GATHERED_ROWS)]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 def _keep_allowed(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
     """The logits, minus infinity where a constrained row must not go on."""
-    return jnp.where(batch.constrained[:, None] & ~state.allowed[slots], -jnp.inf, x)
+    return jnp.where(batch.constrained[:, None] & ~_of_slots(state.allowed, slots), -jnp.inf, x)
 
 
-def _next(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState) -> jax.Array:
+def _next(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState, mesh: Mesh | None) -> jax.Array:
     """Tokens of a batch in which some row is adjusted or sampled; greedy rows among them stay greedy."""
     sampled = batch.temperature > 0
     # Both branches compute something: one that returned its operand would make XLA copy the logits of every step.
@@ -228,7 +250,7 @@ def _next(x: jax.Array, batch: SamplingBatch, slots: jax.Array, state: SlotState
         lambda: _distance(x, batch),
     )
     greedy = jnp.argmin(distance, -1).astype(jnp.int32)
-    tokens: jax.Array = lax.cond(sampled.any(), draw_tokens, lambda *_: greedy, distance, batch)
+    tokens: jax.Array = lax.cond(sampled.any(), partial(draw_tokens, mesh=mesh), lambda *_: greedy, distance, batch)
     return jnp.where(sampled, tokens, greedy)
 
 
@@ -240,9 +262,9 @@ def _distance(x: jax.Array, batch: SamplingBatch) -> jax.Array:
     return below / jnp.where(batch.temperature > 0, batch.temperature, 1)[:, None]
 
 
-def _logprobs(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _logprobs(logits: jax.Array, tokens: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, jax.Array, jax.Array]:
     total = jax.nn.logsumexp(logits, axis=-1)
-    top, ids = lax.top_k(logits, min(TOP_LOGPROBS, logits.shape[1]))
+    top, ids = top_k(logits, min(TOP_LOGPROBS, logits.shape[1]), mesh)
     missing = ((0, 0), (0, TOP_LOGPROBS - top.shape[1]))
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
     padded = jnp.pad(top - total[:, None], missing, constant_values=-jnp.inf)

@@ -1,22 +1,41 @@
-"""Tensor parallelism as one table: logical axis of a parameter or of the KV pool → axis of the device mesh.
+"""Tensor parallelism as one table: logical axis of a parameter or of the KV pool → axes of the device mesh.
 
 Parameters carry logical axes (`ParamSpec.axes`), the pool has `KV_POOL_AXES`; this table alone says what is split.
 Under a mesh the jitted step is partitioned by XLA from where its arguments lie, so the model has no other trace of it;
-but for attention, which runs on each device over the heads that it has.
+but for attention, which runs on each device over the heads that it has, and for the two products of a layer that end in
+a sum over devices (`products.project_and_sum`).
 On a mesh of one device everything here changes nothing.
+
+The mesh has two axes. KV heads are split over "kv" and replicated over "group"; query heads, feed-forward and
+vocabulary are split over both. So there may be more devices than KV heads. Of eight query heads on two KV heads, four
+devices hold:
+
+    device (kv, group)    (0, 0)   (0, 1)   (1, 0)   (1, 1)
+    KV heads              0        0        1        1
+    query heads           0 1      2 3      4 5      6 7
+
+Devices that share a KV head write the same keys and values: work done twice, so that nothing need be sent.
+
+Devices may be those of several processes: nothing here, nor what is put by `put`, needs them all to be reachable.
 """
 
+import math
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jaxtyping import Int
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
+from jaxctx_kernels import heads_side_by_side
 
-TENSOR = "tensor"
+KV, GROUP = "kv", "group"
+EVERY_DEVICE = (KV, GROUP)
 KV_POOL_AXES = ("kv_heads", "pages", "page", "head_dim")  # of one layer's keys, or values
-SPLIT = dict.fromkeys(("vocab", "heads", "kv_heads", "ffn"), TENSOR)
+SPLIT: dict[str, str | tuple[str, ...]] = {"kv_heads": KV, **dict.fromkeys(("vocab", "heads", "ffn"), EVERY_DEVICE)}
 RULES = SPLIT | dict.fromkeys(("embed", "head_dim", "pages", "page"))  # None: every device holds all of it
 
 
@@ -25,21 +44,92 @@ def logical_sharding(mesh: Mesh, axes: Sequence[str]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(RULES[axis] for axis in axes)))
 
 
-def make_mesh(*, tensor: int = 1) -> Mesh:
-    """A mesh of the first `tensor` devices of this process, partitioned by the compiler.
+def make_mesh(config: ModelConfig, *, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh of the first `tensor` devices, for a model of this configuration, partitioned by the compiler.
 
-    Raises InvalidArgument if there are fewer.
+    `devices`: those to choose from; None: all devices, of all processes. Raises InvalidArgument if there are fewer, or
+    if the model does not divide into so many equal parts.
     """
-    count = jax.device_count()
-    if not 1 <= tensor <= count:
-        raise InvalidArgument.field("tensor", f"must be from 1 to {count}, the number of devices, not {tensor}")
-    return jax.make_mesh((tensor,), (TENSOR,), axis_types=(AxisType.Auto,), devices=jax.devices()[:tensor])
+    devices = jax.devices() if devices is None else devices
+    if not 1 <= tensor <= len(devices):
+        count = f"must be from 1 to {len(devices)}, the number of devices, not {tensor}"
+        raise InvalidArgument.field("tensor", count)
+    platform: str = devices[0].platform
+    shape = mesh_shape(config, tensor, platform)
+    _check(config, *shape, platform)
+    placed = mesh_utils.create_device_mesh(shape, devices[:tensor], allow_split_physical_axes=True)
+    return Mesh(placed, EVERY_DEVICE, axis_types=(AxisType.Auto,) * len(shape))
+
+
+def mesh_shape(config: ModelConfig, tensor: int, platform: str) -> tuple[int, int]:
+    """The sizes of the axes "kv" and "group" that `tensor` devices have: KV heads over as many as they divide into.
+
+    On a TPU KV heads that share a row of 128 lanes stay together, if the model then divides: kernels need whole rows.
+    """
+    together = heads_side_by_side(config.kv_heads, config.head_dim) if platform == "tpu" else 1
+    kv = math.gcd(tensor, config.kv_heads // together)
+    if config.heads // config.kv_heads % (tensor // kv):
+        kv = math.gcd(tensor, config.kv_heads)
+    return kv, tensor // kv
 
 
 def check_divisible(config: ModelConfig, mesh: Mesh) -> None:
     """Raise InvalidArgument unless every split axis of the model has equal parts on `mesh`."""
-    parts = mesh.shape[TENSOR]
-    sizes = {"heads": config.heads, "kv_heads": config.kv_heads, "ffn": config.ffn, "vocab": config.vocab_size}
-    odd = [f"{axis} = {size}" for axis, size in sizes.items() if size % parts]
+    _check(config, mesh.shape[KV], mesh.shape[GROUP], mesh.devices.flat[0].platform)
+
+
+def _check(config: ModelConfig, kv: int, group: int, platform: str) -> None:
+    odd = _odd_axes(config, kv, group)
     if odd:
-        raise InvalidArgument.field("tensor", f"{parts} devices do not divide the model's {' and '.join(odd)}")
+        fitting = [n for n in range(1, config.heads + 1) if not _odd_axes(config, *mesh_shape(config, n, platform))]
+        would = ", ".join(map(str, fitting))
+        why = f"{kv * group} devices do not divide the model's {' and '.join(odd)}; these numbers do: {would}"
+        raise InvalidArgument.field("tensor", why)
+
+
+def _odd_axes(config: ModelConfig, kv: int, group: int) -> list[str]:
+    """The axes of the model that do not divide, with their sizes."""
+    odd = [] if config.kv_heads % kv == 0 else [f"kv_heads = {config.kv_heads}"]
+    if config.heads // config.kv_heads % group:
+        odd.append(f"heads = {config.heads} on kv_heads = {config.kv_heads}")
+    sizes = {"ffn": config.ffn, "vocab": config.vocab_size}
+    return odd + [f"{axis} = {size}" for axis, size in sizes.items() if size % (kv * group)]
+
+
+def put(data: np.ndarray | jax.Array, sharding: Sharding | None) -> jax.Array:
+    """`data` laid out as `sharding` says; None: on the default device.
+
+    Every process that has a part of the devices calls this with the same data, and copies what its devices hold.
+    """
+    if sharding is None or sharding.is_fully_addressable:
+        placed: jax.Array = jax.device_put(data, sharding)
+        return placed
+    return jax.make_array_from_callback(data.shape, sharding, lambda index: data[index])
+
+
+def put_parameter(data: np.ndarray | jax.Array, axes: Sequence[str], config: ModelConfig, mesh: Mesh) -> jax.Array:
+    """A parameter of these logical axes, as its checkpoint has it, laid out over `mesh`.
+
+    Query heads are in the order of `query_head_order`.
+    """
+    if "heads" in axes:
+        order = query_head_order(config.kv_heads, config.heads // config.kv_heads, mesh)
+        if (np.diff(order) != 1).any():  # else nothing need be copied
+            axis = axes.index("heads")
+            by_head = data.reshape(*data.shape[:axis], config.heads, config.head_dim, *data.shape[axis + 1 :])
+            data = by_head.take(order, axis).reshape(data.shape)
+    return put(data, logical_sharding(mesh, axes))
+
+
+def query_head_order(kv_heads: int, group: int, mesh: Mesh | None) -> Int[np.ndarray, " heads"]:
+    """Which query head of the model is at each place of an array that is split over `mesh` by its query heads.
+
+    Those that a device has lie together. So the order is another one where a device has several KV heads, but not all
+    of the `group` query heads of each.
+    """
+    heads = np.arange(kv_heads * group)
+    if mesh is None:
+        return heads
+    kv, groups = mesh.shape[KV], mesh.shape[GROUP]
+    by_device = heads.reshape(kv, kv_heads // kv, groups, group // groups).swapaxes(1, 2)
+    return by_device.reshape(-1)

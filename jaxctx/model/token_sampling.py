@@ -8,13 +8,17 @@ exactly k. Sorting 152k logits costs 20 ms a row on a CPU. Nearly always the pre
 0.4 ms; rows where it does not find their cut by bisection. Which of the two a row takes is decided by the row alone.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
+
+from jaxctx.model.top_k import top_k
 
 CANDIDATES = 64  # best tokens looked at before the whole vocabulary is
 
@@ -37,16 +41,20 @@ class SamplingBatch(NamedTuple):
     constrained: Bool[Array, " rows"]  # only the slot's allowed tokens can be drawn; without it they may be anything
 
 
-def draw_tokens(distance: Float32[Array, "rows vocab"], batch: SamplingBatch) -> Int32[Array, " rows"]:
+def draw_tokens(
+    distance: Float32[Array, "rows vocab"], batch: SamplingBatch, mesh: Mesh | None = None
+) -> Int32[Array, " rows"]:
     """Tokens of the rows with a temperature; those of others mean nothing.
 
-    `distance` is how far each logit is below its row's best, in units of temperature.
+    `distance` is how far each logit is below its row's best, in units of temperature. `mesh`: the vocabulary is split
+    over it.
     """
     sampled, seeds = batch.temperature > 0, jax.random.wrap_key_data(batch.seed, impl="threefry2x32")
     keys = jax.random.key_data(jax.vmap(jax.random.fold_in)(seeds, batch.position))  # uint32 [rows, 2]
     truncated = sampled & ((batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0))
     nothing = jnp.zeros_like(batch.top_k), jnp.zeros_like(sampled)
-    short, exact = lax.cond(truncated.any(), _draw_from_candidates, lambda *_: nothing, distance, batch, keys)
+    draw_from_candidates = partial(_draw_from_candidates, mesh=mesh)
+    short, exact = lax.cond(truncated.any(), draw_from_candidates, lambda *_: nothing, distance, batch, keys)
     exact &= truncated
     unsettled = truncated & ~exact
 
@@ -64,9 +72,11 @@ def draw_tokens(distance: Float32[Array, "rows vocab"], batch: SamplingBatch) ->
     return jnp.where(exact, short, lax.cond((sampled & ~exact).any(), draw_from_all, lambda: short))
 
 
-def _draw_from_candidates(distance: jax.Array, batch: SamplingBatch, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _draw_from_candidates(
+    distance: jax.Array, batch: SamplingBatch, keys: jax.Array, mesh: Mesh | None
+) -> tuple[jax.Array, jax.Array]:
     """Tokens drawn from the best candidates, and the rows for which that is all that truncation keeps."""
-    top, ids = lax.top_k(-distance, min(CANDIDATES, distance.shape[1]))  # sorted, ties by lowest id
+    top, ids = top_k(-distance, min(CANDIDATES, distance.shape[1]), mesh)  # sorted, ties by lowest id
     weight = jnp.exp(top)
     rank = jnp.arange(top.shape[1])[None]
     few = (batch.top_k > 0) & (batch.top_k <= top.shape[1])

@@ -1,20 +1,23 @@
 """Kernels: pure functions on arrays, and the metadata that tells them what to read.
 
 The package knows nothing of models, contexts or requests; it imports jax and numpy. The engine calls it once per step
-on the host (`build_attention_metadata`) and once per layer on the device (`write_kv`, `attend`).
+on the host (`build_attention_metadata`) and once per layer on the device (`write_rows`, `attend`).
 
     metadata        numpy: segments of a batch → packed work list, in which shared prefixes are read once
     kv_cache        the KV page arrays: layout, storage dtype, writing rows, copying and moving pages in place
-    dispatch        `attend`, and which of the implementations below computes it
+    dispatch        `attend` and `write_rows`, and which of the implementations below computes them
     reference       plain JAX: the CPU's path, attention under a mask, and what every kernel is tested against
     mosaic_hopper   Pallas Mosaic GPU, for NVIDIA Hopper
-    pallas_tpu      Pallas, for TPU v5e and v6e
+    mosaic_mma      Pallas Mosaic GPU, for other NVIDIA GPUs since Ampere
+    pallas_tpu      Pallas, for TPUs
+    pallas_tpu_write
+                    Pallas, for TPUs: writing a step's keys and values in place
 
                  dispatch
-           ┌────────┼──────────────┐
-           │  mosaic_hopper   pallas_tpu
-           │        │              │
-           └──▶ reference ◀────────┘       (constants and products that all have in common)
+           ┌────────┼──────────────┬──────────┐
+           │  mosaic_hopper ◀─ mosaic_mma  pallas_tpu ◀─ pallas_tpu_write
+           │        │              │          │
+           └──▶ reference ◀────────┴──────────┘       (constants and products that all have in common)
                     │
             metadata, kv_cache
 
@@ -24,9 +27,11 @@ on the host (`build_attention_metadata`) and once per layer on the device (`writ
 from jaxctx_kernels.dispatch import KernelChoice as KernelChoice
 from jaxctx_kernels.dispatch import attend as attend
 from jaxctx_kernels.dispatch import select_kernel as select_kernel
+from jaxctx_kernels.dispatch import write_rows as write_rows
 from jaxctx_kernels.kv_cache import KVPages as KVPages
 from jaxctx_kernels.kv_cache import QuantizedKV as QuantizedKV
 from jaxctx_kernels.kv_cache import copy_pages as copy_pages
+from jaxctx_kernels.kv_cache import heads_side_by_side as heads_side_by_side
 from jaxctx_kernels.kv_cache import kv_pages_struct as kv_pages_struct
 from jaxctx_kernels.kv_cache import kv_values as kv_values
 from jaxctx_kernels.kv_cache import read_pages as read_pages

@@ -1,25 +1,45 @@
-"""Dispatch: one `attend` for all implementations of attention over a work list.
+"""Dispatch: one `attend` and one `write_rows` for all implementations.
 
     attend(…, shape)      shape.kernel       mask is None            under a mask
                           "reference"        reference.attend        reference.attend
                           "gpu"              mosaic_hopper.attend    reference.attend
+                          "mma"              mosaic_mma.attend       reference.attend
                           "tpu"              pallas_tpu.attend       reference.attend
 
-The implementations never call this module. `select_kernel` says which kernel suits a device and a layout of pages; the
-caller puts the answer into the metadata's shape, with which a step is compiled.
+    write_rows(…, kernel) "tpu"              pallas_tpu_write.write_rows
+                          another            kv_cache.write_kv, of keys and of values
+
+`select_kernel` takes the first that reads the pages; the caller puts the answer into the metadata's shape, with which a
+step is compiled. The implementations never call this module.
+
+    NVIDIA of compute capability 9.0 (H100, H200)                          "gpu", "mma", "reference"
+    NVIDIA of another, from 8.0 on (A100, L40S, B200, RTX 3090 and newer)  "mma", "reference"
+    older NVIDIA, GPUs of others, CPUs                                     "reference"
+    TPU                                                                    "tpu", "reference"
 """
 
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-from jaxtyping import Array, Bool, Float, Float32
+from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
 
 from jaxctx_kernels import reference
-from jaxctx_kernels.kv_cache import HOPPER_PAGES, TPU_PAGES, KVPages, fits_hopper_kernel, fits_tpu_kernel
-from jaxctx_kernels.metadata import AttentionMetadata, KernelName, MetadataShape
+from jaxctx_kernels.kv_cache import (
+    MMA_PAGES,
+    TPU_PAGES,
+    KVPages,
+    fits_hopper_kernel,
+    fits_mma_kernel,
+    fits_tpu_kernel,
+    kv_values,
+    write_kv,
+)
+from jaxctx_kernels.metadata import HOPPER_PROCESSORS, AttentionMetadata, KernelName, MetadataShape, metadata_shape
 
 HOPPER = "9.0"  # the compute capability of H100, H200 and GH200, whose instructions no other GPU has
+OLDEST_GPU = 8  # the first number of the compute capability of Ampere, whose instructions all later GPUs have
+LARGEST_GROUP = 64  # query heads of a KV head that fit into a product of the kernels for GPUs
 
 
 class KernelChoice(NamedTuple):
@@ -27,26 +47,53 @@ class KernelChoice(NamedTuple):
 
     name: KernelName
     why_no_kernel: str = ""  # a clause: "it has compute capability 8.0, …"; empty on CPUs, too
+    processors: int = HOPPER_PROCESSORS  # of a GPU, see `MetadataShape`
 
 
-def select_kernel(device: Any, pages: Any) -> KernelChoice:
+def select_kernel(
+    device: Any, pages: Any, group: int = 1, *, rows: int = 1, max_context_tokens: int = 1
+) -> KernelChoice:
     """What computes attention over such pages on `device`: its own kernel if that can read them, else the reference.
 
-    `device`: of JAX, or described like one: its `platform`, and of a GPU its `compute_capability`, decide. `pages`:
-    keys (or values), as arrays or ShapeDtypeStructs.
+    `device`: of JAX, or described like one: its `platform`, and of a GPU its `compute_capability`, decide; a GPU's
+    `core_count` says how many processors it has. `pages`: keys (or values), as arrays or ShapeDtypeStructs. `group`:
+    how many query heads read a KV head. `rows`: of the largest step, and `max_context_tokens` of a context in it,
+    since a TPU's scalar memory limits both. What is chosen never refuses such arrays.
     """
     if device.platform == "gpu":
-        if device.compute_capability != HOPPER:
-            why = f"it has compute capability {device.compute_capability}, and the kernel needs {HOPPER} (H100, H200)"
-            return KernelChoice("reference", why)
-        if not fits_hopper_kernel(pages):
-            return KernelChoice("reference", f"the kernel needs {HOPPER_PAGES}")
-        return KernelChoice("gpu")
+        choice = select_gpu_kernel(device.compute_capability, pages, group)
+        return choice._replace(processors=getattr(device, "core_count", HOPPER_PROCESSORS))
     if device.platform == "tpu":
-        if not fits_tpu_kernel(pages):
-            return KernelChoice("reference", f"the kernel needs {TPU_PAGES}")
-        return KernelChoice("tpu")
+        return select_tpu_kernel(pages, group, rows, max_context_tokens)
     return KernelChoice("reference")
+
+
+def select_gpu_kernel(capability: str, pages: Any, group: int) -> KernelChoice:
+    """What computes attention on a GPU of this compute capability: "8.6", or of other vendors a name as "gfx942"."""
+    major = capability.partition(".")[0]
+    if not major.isdigit() or int(major) < OLDEST_GPU:
+        why = f"it has compute capability {capability}, and kernels need {OLDEST_GPU}.0 (A100) or newer, of NVIDIA"
+        return KernelChoice("reference", why)
+    if group > LARGEST_GROUP:
+        return KernelChoice("reference", f"the kernel needs at most {LARGEST_GROUP} query heads for each KV head")
+    if capability == HOPPER and fits_hopper_kernel(pages):
+        return KernelChoice("gpu")
+    if fits_mma_kernel(pages):
+        return KernelChoice("mma")
+    return KernelChoice("reference", f"the kernel needs {MMA_PAGES}")
+
+
+def select_tpu_kernel(pages: Any, group: int, rows: int, max_context_tokens: int) -> KernelChoice:
+    """What computes attention on a TPU."""
+    if not fits_tpu_kernel(pages):
+        return KernelChoice("reference", f"the kernel needs {TPU_PAGES}")
+    from jaxctx_kernels import pallas_tpu
+
+    values = kv_values(pages)
+    shape = metadata_shape(rows, values.shape[2], max_context_tokens, values.shape[1], "tpu")
+    if not pallas_tpu.fits_list(shape):
+        return KernelChoice("reference", "its scalar memory does not hold a list of so many pages; take larger pages")
+    return KernelChoice("tpu")
 
 
 @partial(jax.jit, static_argnames="shape")  # layers of a step, and programs of one shape, share a trace; XLA inlines it
@@ -68,13 +115,38 @@ def attend(
 
     Raises ValueError if the kernel of `shape` is not made for these arrays.
     """
-    # Kernels are imported where they are used: the Hopper kernel needs JAX 0.11, and a CPU needs neither.
+    # Kernels are imported where they are used: those of GPUs need JAX 0.11, and a CPU needs none.
     if shape.kernel == "gpu" and mask is None:
         from jaxctx_kernels import mosaic_hopper
 
         return mosaic_hopper.attend(q, k_pages, v_pages, metadata, shape=shape)
+    if shape.kernel == "mma" and mask is None:
+        from jaxctx_kernels import mosaic_mma
+
+        return mosaic_mma.attend(q, k_pages, v_pages, metadata, shape=shape)
     if shape.kernel == "tpu" and mask is None:
         from jaxctx_kernels import pallas_tpu
 
         return pallas_tpu.attend(q, k_pages, v_pages, metadata, shape=shape)
     return reference.attend(q, k_pages, v_pages, metadata, mask, shape=shape)
+
+
+def write_rows(
+    k_pages: KVPages,
+    v_pages: KVPages,
+    k: Shaped[Array, "rows kv_heads head_dim"],
+    v: Shaped[Array, "rows kv_heads head_dim"],
+    slots: Int32[Array, " rows"],
+    *,
+    kernel: KernelName,
+) -> tuple[Any, Any]:
+    """Store each row's keys and values at its slot, see `kv_cache.write_kv`, with what suits `kernel`.
+
+    Returns keys and values, updated in place if they are donated. No slot outside of page 0 may be there twice. What
+    page 0 holds afterwards is undefined.
+    """
+    if kernel == "tpu":
+        from jaxctx_kernels import pallas_tpu_write
+
+        return pallas_tpu_write.write_rows(k_pages, v_pages, k, v, slots)
+    return write_kv(k_pages, k, slots), write_kv(v_pages, v, slots)

@@ -6,6 +6,7 @@ and nobody reads it. Donate the arrays to the jitted step, or XLA copies them.
 
     on a CPU, GPU     [kv_heads,     pages, page_size, head_dim]
     on a TPU          [kv_heads / n, pages, page_size, n * head_dim]    n heads side by side fill 128 lanes
+    scales            [kv_heads / n, pages, n, page_size]               on a TPU whole rows of 128 lanes
 
 XLA on CPU widens bfloat16 arrays around a scatter (88 ms for 128 MB, against 0.2 ms), so there bfloat16 is stored as
 its bits in uint16 and reinterpreted where it is read. No one outside this package needs to know.
@@ -43,7 +44,7 @@ class QuantizedKV(NamedTuple):
     """Page arrays of 8 bits. A value stands for itself times the scale of its token and head."""
 
     values: PageArray  # int8 or float8_e4m3fn; the latter on a CPU as its bits in uint8, as XLA widens it too
-    scales: Float32[Array, "kv_heads pages side_by_side page_size"]  # one axis for heads that are side by side
+    scales: Float32[Array, "kv_heads pages side_by_side lanes"]  # lanes: one for each token of a page, or more
 
 
 KVPages: TypeAlias = PageArray | QuantizedKV
@@ -53,15 +54,16 @@ def kv_pages_struct(kv_heads: int, pages: int, page_size: int, head_dim: int, dt
     """How pages of `dtype` ("bfloat16", "float32", "int8", "float8_e4m3fn", "uint32") are stored on `platform`.
 
     Returns a ShapeDtypeStruct, or a QuantizedKV of two. A TPU has heads side by side in the 128 lanes of the last axis,
-    where that fills them: with narrower rows XLA would copy the array at every write and every call of the kernel.
-    Writing and attention recognise it by the shape.
+    where that fills them: with narrower rows XLA would copy the array at every write and every call of the kernel. For
+    the same reason it has whole rows of lanes for the scales. Writing and attention recognise it by the shape.
     """
     side_by_side = heads_side_by_side(kv_heads, head_dim) if platform == "tpu" else 1
     sizes = kv_heads // side_by_side, pages, page_size, side_by_side * head_dim
     values: Any = jax.ShapeDtypeStruct(sizes, stored_dtype(dtype, platform))
     if values.dtype.itemsize > 1:
         return values
-    scales: Any = jax.ShapeDtypeStruct((kv_heads // side_by_side, pages, side_by_side, page_size), jnp.float32)
+    scale_lanes = -(-page_size // LANES) * LANES if platform == "tpu" else page_size
+    scales: Any = jax.ShapeDtypeStruct((kv_heads // side_by_side, pages, side_by_side, scale_lanes), jnp.float32)
     return QuantizedKV(values, scales)
 
 
@@ -86,7 +88,10 @@ def kv_values(pages: Any) -> Any:
     return pages.values if isinstance(pages, QuantizedKV) else pages
 
 
-HOPPER_PAGES = "head_dim 64, 128 or 256, pages of 16, 32, 64 or 128 tokens, and KV of bfloat16 or 8 bits"
+MMA_PAGES = (
+    "a head_dim that is a multiple of 16 up to 256, pages of 16, 32 or a multiple of 64 tokens, "
+    "and KV of bfloat16 or 8 bits"
+)
 TPU_PAGES = "pages of a multiple of 16 tokens, and KV heads that fill 128 lanes side by side"
 
 
@@ -97,6 +102,16 @@ def fits_hopper_kernel(pages: Any) -> bool:
     if values.dtype not in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn):
         return False
     return head_dim in (64, 128, 256) and page_size in (16, 32, 64, 128)
+
+
+def fits_mma_kernel(pages: Any) -> bool:
+    """Whether the kernel for NVIDIA GPUs since Ampere reads pages of this layout; arrays or ShapeDtypeStructs."""
+    values = kv_values(pages)
+    page_size, head_dim = values.shape[2:]
+    if values.dtype not in (jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn):
+        return False
+    fits_page = page_size in (16, 32) or page_size % 64 == 0
+    return bool(fits_page and head_dim % 16 == 0 and head_dim <= 256)
 
 
 def fits_tpu_kernel(pages: Any) -> bool:
@@ -146,14 +161,21 @@ def write_quantized(
     pages: QuantizedKV, rows: Shaped[Array, "rows kv_heads head_dim"], slots: Int32[Array, " rows"]
 ) -> QuantizedKV:
     """Quantize each row of a head by its greatest number, which is kept as it is, and store numbers and scales."""
-    stored_heads, _, side_by_side, page_size = pages.scales.shape
-    rows = rows.astype(jnp.float32)
-    largest = LARGEST_INT8 if pages.values.dtype == jnp.int8 else LARGEST_FLOAT8
-    scale = jnp.abs(rows).max(-1) / largest
-    rows /= jnp.where(scale == 0, 1, scale)[..., None]
+    stored_heads, _, side_by_side, _ = pages.scales.shape
+    page_size = pages.values.shape[2]
+    numbers, scale = quantize(rows, pages.values.dtype)
     slot_scales = pages.scales.at[:, slots // page_size, :, slots % page_size]
     scales = slot_scales.set(scale.reshape(-1, stored_heads, side_by_side))
-    return QuantizedKV(write_kv(pages.values, rows, slots), scales)
+    return QuantizedKV(write_kv(pages.values, numbers, slots), scales)
+
+
+def quantize(
+    rows: Shaped[Array, "rows kv_heads head_dim"], dtype: DTypeLike
+) -> tuple[Float32[Array, "rows kv_heads head_dim"], Float32[Array, "rows kv_heads"]]:
+    """Rows in units of their scales, in the range of `dtype` and not yet rounded; and the scales."""
+    rows = rows.astype(jnp.float32)
+    scale = jnp.abs(rows).max(-1) / (LARGEST_INT8 if dtype == jnp.int8 else LARGEST_FLOAT8)
+    return rows / jnp.where(scale == 0, 1, scale)[..., None], scale
 
 
 def copy_pages(arrays: Any, sources: Int32[Array, " n"], targets: Int32[Array, " n"]) -> Any:
@@ -167,7 +189,8 @@ def copy_pages(arrays: Any, sources: Int32[Array, " n"], targets: Int32[Array, "
 def read_pages(pages: KVPages, ids: Int32[Array, " n"]) -> Shaped[Array, "n kv_heads page_size head_dim"]:
     """Whole pages as they are stored; of 8 bits as bytes, the last four of each token and head being its scale."""
     if isinstance(pages, QuantizedKV):
-        scales = jax.lax.bitcast_convert_type(read_pages(pages.scales, ids).swapaxes(2, 3), jnp.uint8)
+        scales = read_pages(pages.scales, ids)[..., : pages.values.shape[2]]
+        scales = jax.lax.bitcast_convert_type(scales.swapaxes(2, 3), jnp.uint8)
         values = jax.lax.bitcast_convert_type(read_pages(pages.values, ids), jnp.uint8)
         return jnp.concatenate([values, scales.reshape(*values.shape[:3], -1)], 3)
     return pages[:, ids].swapaxes(0, 1)
@@ -181,7 +204,8 @@ def write_pages(
         lanes, side_by_side = pages.values.shape[3], pages.scales.shape[2]
         values = [jax.lax.bitcast_convert_type(page[..., :lanes], pages.values.dtype) for page in data]
         bits = [page[..., lanes:].reshape(*page.shape[:2], side_by_side, 4) for page in data]
-        scales = [jax.lax.bitcast_convert_type(page, jnp.float32).swapaxes(1, 2) for page in bits]
+        spare = ((0, 0), (0, 0), (0, pages.scales.shape[3] - pages.values.shape[2]))
+        scales = [jnp.pad(jax.lax.bitcast_convert_type(page, jnp.float32).swapaxes(1, 2), spare) for page in bits]
         return QuantizedKV(write_pages(pages.values, ids, values), write_pages(pages.scales, ids, scales))
     if len(data) > 4:  # as one operation for accelerators; on a CPU it takes 0.60 ms for 4 of 0.5 MB, this 0.35
         return pages.at[:, ids].set(jnp.stack(data, 1))

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 INT32 = np.dtype(np.int32)
-KernelName: TypeAlias = Literal["reference", "gpu", "tpu"]
+KernelName: TypeAlias = Literal["reference", "gpu", "mma", "tpu"]
 
 
 class TileSize(NamedTuple):
@@ -69,8 +69,9 @@ TILE_SIZES: dict[KernelName, tuple[TileSize, ...]] = {
         TileSize(128, 256),
         TileSize(256, 512),
     ),
-    # The Hopper kernel cuts the work anew. Tiles of these sizes are computed only by the reference, under a mask.
+    # Kernels of GPUs cut the work anew. Tiles of these sizes are computed only by the reference, under a mask.
     "gpu": (TileSize(1, 1024), TileSize(16, 1024), TileSize(128, 1024)),
+    "mma": (TileSize(1, 1024), TileSize(16, 1024), TileSize(128, 1024)),
     "tpu": (
         TileSize(1, 128),
         TileSize(1, 512),
@@ -129,6 +130,10 @@ class Item(NamedTuple):
 ITEM_FIELDS = len(Item._fields)
 
 
+HOPPER_PROCESSORS = 132
+"""Streaming multiprocessors of an H100 SXM or an H200, for devices that do not say how many they have."""
+
+
 @dataclass(frozen=True, slots=True)
 class MetadataShape:
     """The static part of the metadata: what a step is compiled for. Made by `metadata_shape`."""
@@ -141,6 +146,7 @@ class MetadataShape:
     pages: int  # capacity of the page list; one class's pages can be read from its last entry
     share_tokens: int  # see SHARE_TOKENS
     kernel: KernelName  # what computes the attention
+    processors: int  # of the device; kernels of GPUs cut a step's work into a part, or two, for each
 
     def size(self) -> int:
         """How many int32 the packed metadata takes: class ends, three per row, the items, the page list."""
@@ -199,7 +205,12 @@ CLASS_NUMBER = Pieces._fields.index("class_number")
 
 
 def metadata_shape(
-    rows: int, page_size: int, max_context_tokens: int, pool_pages: int, kernel: KernelName = "reference"
+    rows: int,
+    page_size: int,
+    max_context_tokens: int,
+    pool_pages: int,
+    kernel: KernelName = "reference",
+    processors: int = HOPPER_PROCESSORS,
 ) -> MetadataShape:
     """The shape that fits every batch of up to `rows` rows over contexts of up to `max_context_tokens` tokens.
 
@@ -214,8 +225,8 @@ def metadata_shape(
 
     Raises ValueError if a number is not positive.
     """
-    if min(rows, page_size, max_context_tokens, pool_pages) < 1:
-        raise ValueError("rows, page_size, max_context_tokens and pool_pages must be positive")
+    if min(rows, page_size, max_context_tokens, pool_pages, processors) < 1:
+        raise ValueError("rows, page_size, max_context_tokens, pool_pages and processors must be positive")
     classes = item_classes(rows, page_size, kernel)
     longest = {c.rows: c.pages for c in classes}  # of each width; classes are sorted, so that the last one stays
     context_pages = -(-max_context_tokens // page_size)
@@ -231,6 +242,7 @@ def metadata_shape(
         pages=pages + max(longest.values()),
         share_tokens=SHARE_TOKENS,
         kernel=kernel,
+        processors=processors,
     )
 
 

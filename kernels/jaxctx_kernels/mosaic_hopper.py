@@ -18,8 +18,11 @@ at the steps. A second kernel merges partial results by log-sum-exp. All is floa
     pages of K  ──copies──▶  [k0][k1][k2][k3]  full ▶ ◀ free  ──▶   scores = q · k, weights = 2**(scores - maximum)
     pages of V  ──copies──▶  [v0][v1][v2][v3]  full ▶ ◀ free  ──▶   output += weights · v
 
-What is multiplied is bfloat16. Values of 8 bits stay so in the rings; each consumer widens those of its steps into a
-buffer of its own. Their scales multiply the scores, and the weights before they are rounded.
+What is multiplied is bfloat16. Values of 8 bits stay so in the rings; consumers widen them, each those of its steps, or
+both half of a step's that they share. Their scales multiply the scores, and the weights before they are rounded.
+
+Most steps are *full*: all rows of a product belong to the item and see all 64 tokens. Their loop masks nothing, keeps
+weights in registers and adds up outputs in place. The others follow in a loop of their own.
 
 Heads are never mixed: under a mesh call this in `shard_map`, queries and pages split over heads, the metadata on all.
 
@@ -39,7 +42,7 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu
-from jaxtyping import Array, Bool, Float, Float32, Int32
+from jaxtyping import Array, BFloat16, Bool, Float, Float32, Int32
 
 from jaxctx_kernels.kv_cache import DTYPE_OF_BITS, KVPages, QuantizedKV, fits_hopper_kernel, kv_values
 from jaxctx_kernels.metadata import AttentionMetadata, Item, MetadataShape
@@ -48,20 +51,23 @@ from jaxctx_kernels.reference import MASKED_SCORE
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
 Ref: TypeAlias = Any  # to memory of the device
 
-PROCESSORS = 132  # of an H100 or H200; a unit fills one
 CONSUMERS = 2  # warpgroups of a unit beside its producer
 SPLIT_ROWS = 128  # rows of a step from which consumers split rows, not tokens
 SIDE = 64  # rows of a product, and tokens of a step
 MIN_STEPS = 4  # of a unit, so that small batches are not cut into too many partial results
 MERGED_COLUMNS = 32  # of head_dim that one block of the second kernel merges
+IN_REGISTERS = True  # see `TileConfig`; tests set it to False, for the interpreter
 BY_PRODUCT = plgpu.Layout.WGMMA  # how a warpgroup's registers hold a product
 BY_ROW, BY_COLUMN = BY_PRODUCT.reduce(1), BY_PRODUCT.reduce(0)  # a value for each of its rows, or columns
+LOWEST_MAXIMUM = MASKED_SCORE / 100  # far above a masked score, which is scaled: its weight is 0 whatever else is seen
 NO_STEP = 2**30  # begin and end of pairs that do not exist
 
 # Columns of `Schedule.pairs`, in the order of the fields of `Pairs`.
-STEP_BEGIN, STEP_END, FIRST_ROW, ROWS, FIRST_ENTRY, TOKENS, FIRST_TOKEN = range(7)
+STEP_BEGIN, STEP_END, FULL_STEPS, FIRST_ROW, ROWS, FIRST_ENTRY, TOKENS, FIRST_TOKEN = range(8)
 # Columns of statistics: of each row the maximum of its scores (in base 2), and the sum of its weights.
 MAX_SCORE, WEIGHT_SUM = range(2)
+# Places of `SharedMemory.widened` where both consumers use them.
+KEYS, VALUES = range(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class TileConfig:
     ways: int  # 2 where both consumers have the same product and take turns at steps, else 1
     tiles: int
     units: int
+    in_registers: bool = False  # whether weights are multiplied and outputs added up there, which interpreters cannot
 
     @property
     def products(self) -> int:
@@ -91,6 +98,7 @@ class Pairs(NamedTuple):
 
     step_begin: jax.Array  # steps are counted over all tiles
     step_end: jax.Array
+    full_steps: jax.Array  # how many steps from the first on every row of the tile sees in full, of rows in the item
     first_row: jax.Array  # of the item, counted from the tile's first row; may be negative
     rows: jax.Array
     first_entry: jax.Array
@@ -101,7 +109,7 @@ class Pairs(NamedTuple):
 class Schedule(NamedTuple):
     """What every unit does. Pairs without steps are left out, pairs are in order of their tiles."""
 
-    pairs: Int32[Array, "pairs 7"]  # see `Pairs`
+    pairs: Int32[Array, "pairs 8"]  # see `Pairs`
     tiles: Int32[Array, " tiles_and_one"]  # first pair of each
     units: Int32[Array, "units 6"]  # steps, pairs and tiles, from .. to
     slots: Int32[Array, "tiles 2"]  # of partial results, from .. to
@@ -162,9 +170,10 @@ class SharedMemory(NamedTuple):
     q_full: Ref
     k: Ring
     v: Ring
-    weights: Ref  # [consumers, 64, 64], for the product with values
+    weights: Ref  # [consumers, 64, 64], for the product with values; None where registers hold them
     cleared: Ref
-    widened: Ref  # [consumers, 64, head_dim], keys, then values, of 8 bits as they are multiplied; None for others
+    widened: Ref  # [2, 64, head_dim], keys and values of 8 bits as they are multiplied, see `widen`; None for others
+    both_widened: tuple[Ref, Ref]
 
 
 class RunningSoftmax(NamedTuple):
@@ -190,13 +199,18 @@ class Consumer:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether keys and values are of 8 bits, so that each consumer widens them for itself."""
+        """Whether keys and values are of 8 bits, so that consumers widen them."""
         return self.shared.widened is not None
 
     @property
     def shares_buffers(self) -> bool:
         """Whether both consumers multiply the same buffer at the same step."""
-        return self.config.parts > 1 and not self.is_quantized
+        return self.config.parts > 1
+
+    @property
+    def has_registers_to_spare(self) -> bool:
+        """Whether outputs leave room for weights beside a product; else only full steps, without one, have them."""
+        return self.head_dim <= 128
 
     @property
     def chunk(self) -> int:
@@ -237,7 +251,7 @@ def attend(
     group = heads // kv_heads
     if not fits_hopper_kernel(k_pages) or group > SIDE:
         raise ValueError(f"no kernel for {values.dtype}, heads of {dim}, groups of {group}, pages of {page_size}")
-    config = tile_config(rows, kv_heads, group)
+    config = tile_config(rows, kv_heads, group, shape.processors)
     row = rows_of_products(rows, config)
     query = gather_queries(q, metadata, row, kv_heads)
     visible_tokens = metadata.visible_tokens.at[row].get(mode="fill", fill_value=0)
@@ -253,8 +267,8 @@ def without_stored_bits(pages: KVPages) -> KVPages:
     return real
 
 
-def tile_config(rows: int, kv_heads: int, group: int) -> TileConfig:
-    """How a step of `rows` rows is cut."""
+def tile_config(rows: int, kv_heads: int, group: int, processors: int) -> TileConfig:
+    """How a step of `rows` rows is cut, for a device of so many processors, each of which a unit fills."""
     parts = CONSUMERS if rows >= SPLIT_ROWS else 1
     product_rows = SIDE // group
     return TileConfig(
@@ -263,7 +277,8 @@ def tile_config(rows: int, kv_heads: int, group: int) -> TileConfig:
         parts=parts,
         ways=CONSUMERS // parts,
         tiles=-(-rows // (product_rows * parts)),
-        units=max(1, PROCESSORS // kv_heads),
+        units=max(1, processors // kv_heads),
+        in_registers=IN_REGISTERS,
     )
 
 
@@ -306,9 +321,9 @@ def build_schedule(
     """Lay out the steps and cut them into units. This is the same for all layers, so that XLA computes it once."""
     item = Item(*metadata.items)
     items = metadata.items.shape[1]
-    steps = count_steps(item, metadata.class_ends, visible_tokens, config).reshape(-1)
+    steps, full_steps = count_steps(item, metadata.class_ends, visible_tokens, config)
     step_ends = steps.cumsum()
-    pairs = list_pairs(item, steps, step_ends, config)
+    pairs = list_pairs(item, steps, full_steps, step_ends, config)
     tile_ends = step_ends.reshape(config.tiles, items)[:, -1]
     tile_begins, total = jnp.pad(tile_ends[:-1], (1, 0)), tile_ends[-1]
     unit_steps = jnp.maximum(MIN_STEPS, -(-total // config.units))
@@ -331,20 +346,28 @@ def count_steps(
     class_ends: Int32[Array, " classes"],
     visible_tokens: Int32[Array, "products 64"],
     config: TileConfig,
-) -> Int32[Array, "tiles items"]:
-    """How many steps each tile has over each item, most of them 0. Items past the last class's end do not exist."""
+) -> tuple[Int32[Array, " tiles_times_items"], Int32[Array, " tiles_times_items"]]:
+    """How many steps each tile has over each item, most of them 0, and how many of them need no mask.
+
+    Items past the last class's end do not exist. Steps without a mask come first: all rows of the tile that belong to
+    the item see each of their 64 tokens.
+    """
     items = item.first_row.shape[0]
     sees = visible_tokens[:, : config.rows * config.group : config.group].reshape(-1, 1)  # of each sorted row
     row = jnp.arange(sees.shape[0])[:, None]
     exists = jnp.arange(items) < class_ends[-1]
     in_item = exists & (row >= item.first_row) & (row < item.first_row + item.rows)
-    seen = jnp.where(in_item, jnp.clip(sees - item.first_token, 0, item.tokens), 0)
-    return -(-seen.reshape(config.tiles, config.tile_rows, items).max(1) // SIDE)
+    seen = jnp.clip(sees - item.first_token, 0, item.tokens)
+    of_tiles = config.tiles, config.tile_rows, items
+    most = jnp.where(in_item, seen, 0).reshape(of_tiles).max(1)
+    least = jnp.where(in_item, seen, NO_STEP).reshape(of_tiles).min(1)
+    return (-(-most // SIDE)).reshape(-1), (least // SIDE).reshape(-1)
 
 
 def list_pairs(
     item: Item,
     steps: Int32[Array, " tiles_times_items"],
+    full_steps: Int32[Array, " tiles_times_items"],
     step_ends: Int32[Array, " tiles_times_items"],
     config: TileConfig,
 ) -> Pairs:
@@ -356,6 +379,7 @@ def list_pairs(
     return Pairs(
         step_begin=step_end - steps.at[cell].get(mode="fill", fill_value=0),
         step_end=step_end,
+        full_steps=full_steps.at[cell].get(mode="fill", fill_value=0),
         first_row=item.first_row[number] - tile * config.tile_rows,
         rows=item.rows[number],
         first_entry=item.first_entry[number],
@@ -420,9 +444,10 @@ def shared_memory(k_pages: KVPages, config: TileConfig) -> SharedMemory:
         q_full=plgpu.Barrier(num_barriers=CONSUMERS),
         k=ring(k_pages, config),
         v=ring(k_pages, config),
-        weights=swizzled((CONSUMERS, SIDE, SIDE), jnp.bfloat16),
+        weights=None if config.in_registers and dim <= 128 else swizzled((CONSUMERS, SIDE, SIDE), jnp.bfloat16),
         cleared=plgpu.Barrier(num_arrivals=config.parts),
         widened=swizzled((CONSUMERS, SIDE, dim), jnp.bfloat16) if isinstance(k_pages, QuantizedKV) else None,
+        both_widened=tuple(plgpu.Barrier(num_arrivals=config.parts) for _ in (KEYS, VALUES)),
     )
 
 
@@ -491,7 +516,7 @@ def produce(
     unit: WorkUnit, k_pages: KVPages, v_pages: KVPages, page_list: Ref, schedule: Schedule, shared: SharedMemory
 ) -> None:
     """Bring the pages of the unit's steps into the rings, as buffers become free."""
-    plgpu.set_max_registers(40, action="decrease")
+    plgpu.set_max_registers(48, action="decrease")
     stages = kv_values(shared.k.buffers).shape[0]
 
     @pl.loop(unit.pairs.begin, unit.pairs.end)
@@ -582,7 +607,7 @@ def attend_tile(consumer: Consumer, unit: WorkUnit, q: Ref, schedule: Schedule, 
     end = jnp.minimum(unit.pairs.end, schedule.tiles[tile + 1])
     nothing = RunningSoftmax(
         outputs=tuple(filled(0.0, consumer.chunk) for _ in consumer.columns),
-        max_score=filled(MASKED_SCORE),
+        max_score=filled(LOWEST_MAXIMUM),
         weight_sum=filled(0.0),
     )
     walk = partial(attend_pair, consumer, unit, schedule, visible_tokens)
@@ -607,69 +632,107 @@ def attend_pair(
     limit = jnp.where(inside, jnp.minimum(visible_tokens - pair[FIRST_TOKEN], tokens), 0)
     consumed = ConsumedPair(steps.offset, tokens, inside, limit)
     first = steps.first + lax.rem(steps.offset + steps.first + consumer.turn, config.ways)  # this consumer's next turn
-    turns = lax.div(jnp.maximum(steps.end - first, 0) + config.ways - 1, config.ways)
-    attend_turn = partial(attend_step, consumer, consumed, first)
-    return cast(RunningSoftmax, lax.fori_loop(0, turns, attend_turn, carry))
+    full_turns = turns_until(jnp.minimum(steps.end, pair[FULL_STEPS]), first, config)
+    is_whole = (row <= 0) & (row + pair[ROWS] * config.group >= config.rows * config.group)
+    full_turns = jnp.where(is_whole, full_turns, 0)
+    full, ragged = (partial(attend_step, consumer, consumed, first, is_full) for is_full in (True, False))
+    carry = lax.fori_loop(0, full_turns, full, carry)
+    return cast(RunningSoftmax, lax.fori_loop(full_turns, turns_until(steps.end, first, config), ragged, carry))
+
+
+def turns_until(end: jax.Array, first: jax.Array, config: TileConfig) -> jax.Array:
+    """How many turns a consumer has before step `end` whose first one is at step `first`."""
+    return lax.div(jnp.maximum(end - first, 0) + config.ways - 1, config.ways)
 
 
 def attend_step(
-    consumer: Consumer, pair: ConsumedPair, first: jax.Array, turn: jax.Array, carry: RunningSoftmax
+    consumer: Consumer, pair: ConsumedPair, first: jax.Array, is_full: bool, turn: jax.Array, carry: RunningSoftmax
 ) -> RunningSoftmax:
-    """Merge 64 tokens of an item: step `first + turn * ways` of the pair."""
+    """Merge 64 tokens of an item: step `first + turn * ways` of the pair.
+
+    `is_full`: all rows of the product belong to the item and see all 64 tokens, so that nothing is masked.
+    """
     step = first + turn * consumer.config.ways
     shared, stage = consumer.shared, lax.rem(pair.offset + step, consumer.stages)
-    score, seen = masked_scores(consumer, pair, step, stage)
-    max_score = jnp.maximum(carry.max_score, score.max(axis=1))
-    weight = jnp.where(seen, jnp.exp2(score - in_columns(max_score, SIDE)), 0.0)
+    seen = None if is_full else tokens_seen(pair, step)
+    score, unit = masked_scores(consumer, stage, seen)
+    max_score = jnp.maximum(carry.max_score, score.max(axis=1) * unit)
+    weight = jnp.exp2(score * unit - in_columns(max_score, SIDE))
     shrink = jnp.exp2(carry.max_score - max_score)
+    weight_sum = weight.sum(axis=1)
     if consumer.is_quantized:
         plgpu.barrier_wait(shared.v.full.at[stage])  # the weights need the values' scales
     scale = load_scales(shared.v.buffers, stage)
-    shared.weights[consumer.index] = scale_columns(weight, scale, seen).astype(jnp.bfloat16)
-    plgpu.commit_smem()
+    if scale is not None and not is_full:  # those of slots past the item's tokens may be NaN
+        column = plgpu.broadcasted_iota(jnp.int32, (SIDE,), 0, layout=BY_COLUMN)
+        scale = jnp.where(column < pair.tokens - step * SIDE, scale, 0.0)
+    weights = stage_weights(consumer, is_full, scale_columns(weight, scale).astype(jnp.bfloat16))
     if not consumer.is_quantized:
         plgpu.barrier_wait(shared.v.full.at[stage])
-    value = widen(consumer, shared.v.buffers, stage)
-    is_last = (step + 1) * SIDE > pair.tokens
-    pl.when(is_last)(partial(clear_rows, consumer, value, pair.tokens - step * SIDE))
-    outputs = add_values(consumer, pair.inside, value, carry.outputs, shrink)
+    value = widen(consumer, shared.v.buffers, stage, VALUES)
+    if not is_full:
+        is_last = (step + 1) * SIDE > pair.tokens
+        pl.when(is_last)(partial(clear_rows, consumer, value, pair.tokens - step * SIDE))
+    inside = None if is_full else pair.inside
+    outputs = add_values(consumer, weights, value, carry.outputs, shrink, inside)
     plgpu.barrier_arrive(shared.v.free.at[stage])
-    return RunningSoftmax(outputs, max_score, carry.weight_sum * shrink + weight.sum(axis=1))
+    return RunningSoftmax(outputs, max_score, carry.weight_sum * shrink + weight_sum)
+
+
+def tokens_seen(pair: ConsumedPair, step: jax.Array) -> Bool[Array, "64 64"]:
+    """Which of a step's tokens each row of the product sees."""
+    token: jax.Array = plgpu.broadcasted_iota(jnp.int32, (SIDE, SIDE), 1, layout=BY_PRODUCT)
+    return token < in_columns(pair.limit - step * SIDE, SIDE)
 
 
 def masked_scores(
-    consumer: Consumer, pair: ConsumedPair, step: jax.Array, stage: jax.Array
-) -> tuple[Float32[Array, "64 64"], Bool[Array, "64 64"]]:
-    """Scaled scores in base 2 of the product's rows with the step's tokens, MASKED_SCORE where a row sees nothing.
+    consumer: Consumer, stage: jax.Array, seen: Bool[Array, "64 64"] | None
+) -> tuple[Float32[Array, "64 64"], float]:
+    """Scores of the product's rows with a step's tokens, far below any where a row does not see the token.
 
-    Also returns where rows see tokens. Waits for the keys and gives their buffer back.
+    Times the second result they are scaled, in base 2. Waits for the keys and gives their buffer back.
     """
-    ring = consumer.shared.k
+    ring, unit = consumer.shared.k, consumer.head_dim**-0.5 * log2(e)
     plgpu.barrier_wait(ring.full.at[stage])
-    scale, key = load_scales(ring.buffers, stage), widen(consumer, ring.buffers, stage)
+    scale, key = load_scales(ring.buffers, stage), widen(consumer, ring.buffers, stage, KEYS)
     score = product(consumer.shared.q.at[consumer.index], key.transpose((1, 0)), SIDE)
     plgpu.barrier_arrive(ring.free.at[stage])
-    token = plgpu.broadcasted_iota(jnp.int32, (SIDE, SIDE), 1, layout=BY_PRODUCT)
-    seen = token < in_columns(pair.limit - step * SIDE, SIDE)
-    score = scale_columns(score, scale, seen) * (consumer.head_dim**-0.5 * log2(e))
-    return jnp.where(seen, score, MASKED_SCORE), seen
+    score = scale_columns(score, scale)
+    return score if seen is None else jnp.where(seen, score, MASKED_SCORE), unit
+
+
+def stage_weights(consumer: Consumer, is_full: bool, weights: BFloat16[Array, "64 64"]) -> Any:
+    """Weights as an operand of a product: registers as they are, or a buffer in shared memory."""
+    if consumer.config.in_registers and (is_full or consumer.has_registers_to_spare):
+        return weights
+    staged = consumer.shared.weights.at[consumer.index]
+    staged[...] = weights
+    plgpu.commit_smem()
+    return staged
 
 
 def add_values(
     consumer: Consumer,
-    inside: Bool[Array, "64"],
+    weights: Any,
     value: Ref,
     outputs: tuple[jax.Array, ...],
     shrink: Float32[Array, "64"],
+    inside: Bool[Array, "64"] | None,
 ) -> tuple[jax.Array, ...]:
-    """Outputs times `shrink`, plus the product of weights and the step's values, in rows that are the item's."""
+    """Outputs times `shrink`, plus the product of weights and the step's values, in rows that are the item's.
+
+    `inside` tells which rows are; None: all.
+    """
     results = []
-    weights = consumer.shared.weights
     for columns, old in zip(consumer.columns, outputs, strict=True):
-        new = product(weights.at[consumer.index], value.at[:, columns], consumer.chunk)
-        # Weights of other rows are 0, but 0 * NaN of another sequence's values is not.
-        new = jnp.where(in_columns(inside, consumer.chunk), new, 0.0)
-        results.append(old * in_columns(shrink, consumer.chunk) + new)
+        values, shrunk = value.at[:, columns], old * in_columns(shrink, consumer.chunk)
+        if inside is None and consumer.config.in_registers:
+            results.append(accumulated(shrunk, weights, values))
+            continue
+        new = shrunk + product(weights, values, consumer.chunk)
+        if inside is not None:
+            new = jnp.where(in_columns(inside, consumer.chunk), new, old)
+        results.append(new)
     return tuple(results)
 
 
@@ -685,28 +748,37 @@ def load_scales(buffers: Any, stage: jax.Array) -> Float32[Array, "64"] | None:
     return jnp.concatenate([plgpu.load(page, layout=BY_COLUMN, optimized=False) for page in of_pages])
 
 
-def scale_columns(
-    x: Float32[Array, "64 64"], scale: Float32[Array, "64"] | None, seen: Bool[Array, "64 64"]
-) -> Float32[Array, "64 64"]:
-    """Columns times their tokens' scales, which may be NaN where nothing is seen."""
-    if scale is None:
-        return x
-    return x * jnp.where(seen, lax.broadcast_in_dim(scale, (SIDE, SIDE), [1]), 0.0)
+def scale_columns(x: Float32[Array, "64 64"], scale: Float32[Array, "64"] | None) -> Float32[Array, "64 64"]:
+    """Columns times their tokens' scales, if there are some."""
+    return x if scale is None else x * lax.broadcast_in_dim(scale, (SIDE, SIDE), [1])
 
 
-def widen(consumer: Consumer, buffers: Any, stage: jax.Array) -> Ref:
-    """A buffer as it is multiplied, `[64, head_dim]`. All numbers of 8 bits are numbers of bfloat16."""
+def widen(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -> Ref:
+    """A buffer as it is multiplied, `[64, head_dim]`. All numbers of 8 bits are numbers of bfloat16.
+
+    Consumers that multiply the same buffer widen half of its rows each and wait for the other's, in the shared buffer
+    `place`: KEYS or VALUES. A consumer overwrites it a step later, behind the barrier of the other place, at which the
+    other consumer arrives when its product with this one is done.
+    """
     if not isinstance(buffers, QuantizedKV):
         return buffers.at[stage]
-    # Without the barrier addresses for all products are computed early and wait in registers.
-    widened: Ref = consumer.shared.widened.at[lax.optimization_barrier(consumer.index)]
-    vectors = plgpu.Layout.SMEM_GMEM_COPY((SIDE, consumer.chunk), jnp.bfloat16, 128)
+    shares = consumer.shares_buffers
+    # Without the barrier addresses for all products are computed early and wait in registers. `accumulated` takes no
+    # index that is a Python number.
+    index = lax.optimization_barrier(consumer.index)
+    widened: Ref = consumer.shared.widened.at[index * 0 + place if shares else index]
+    rows = SIDE // CONSUMERS if shares else SIDE
+    part: Any = pl.ds(consumer.index * rows, rows) if shares else slice(None)
+    vectors = plgpu.Layout.SMEM_GMEM_COPY((rows, consumer.chunk), jnp.bfloat16, 128)
     for columns in consumer.columns:
-        number = plgpu.load(buffers.values.at[stage, :, columns], layout=vectors)
+        number = plgpu.load(buffers.values.at[stage, part, columns], layout=vectors)
         if number.dtype != jnp.int8:
             number = number.astype(jnp.float32)  # a Hopper converts float8 to bfloat16 in no other way
-        widened[:, columns] = number.astype(jnp.bfloat16)
+        widened[part, columns] = number.astype(jnp.bfloat16)
     plgpu.commit_smem()
+    if shares:
+        plgpu.barrier_arrive(consumer.shared.both_widened[place])
+        plgpu.barrier_wait(consumer.shared.both_widened[place])
     return widened
 
 
@@ -796,8 +868,18 @@ def merge_partial(
 # Products and registers
 
 
-def product(a: Ref, b: Ref, columns: int) -> Float32[Array, "64 columns"]:
-    """The product of two matrices in shared memory, `[64, k]` and `[k, columns]`: interpreters take no registers."""
+def accumulated(start: Float32[Array, "64 columns"], a: Any, b: Ref) -> Float32[Array, "64 columns"]:
+    """`start` plus the product of `a` and `b`, added up in place. Interpreters know no accumulator with a value."""
+
+    def add(accumulator: Ref) -> None:
+        plgpu.wgmma(accumulator, a, b)
+
+    result: jax.Array = pl.run_state(add)(plgpu.ACC.init(start))
+    return result
+
+
+def product(a: Any, b: Ref, columns: int) -> Float32[Array, "64 columns"]:
+    """The product of two matrices, `[64, k]` and `[k, columns]`, in shared memory; the first also in registers."""
     result: jax.Array = pl.run_scoped(partial(multiply, a, b), plgpu.ACC((SIDE, columns), jnp.float32))
     return result
 

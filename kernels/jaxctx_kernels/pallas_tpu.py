@@ -131,7 +131,7 @@ def attend(
     page array, XLA copies it before every call. Raises ValueError if the work list is too large for SMEM; the compiler
     fails if the rows of a single KV head are too many for VMEM, see docs/kernels.md.
     """
-    if 4 * (ITEM_FIELDS * shape.items + shape.pages) > SMEM_BYTES:
+    if not fits_list(shape):
         raise ValueError(f"a list of {shape.pages} pages and {shape.items} items exceeds SMEM; take larger pages")
     rows, heads, dim = q.shape
     values = kv_values(k_pages)
@@ -144,7 +144,7 @@ def attend(
     most_pages = max(c.pages for c in shape.classes)
     together = heads_at_once(stored_heads, height, lanes, most_pages * page_size, jnp.dtype(dtype).itemsize)
     of_heads = pl.BlockSpec((together, height, lanes), lambda block, *_: (block, 0, 0))
-    pages = k_pages, v_pages
+    pages = in_hbm((k_pages, v_pages))
     out = pl.pallas_call(
         partial(kernel, shape=shape, group=group, score_scale=dim**-0.5 / math.log(2)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -153,7 +153,7 @@ def attend(
             in_specs=[
                 of_heads,
                 pl.BlockSpec((height, 1), lambda *_: (0, 0)),
-                jax.tree.map(lambda _: pl.BlockSpec(memory_space=pl.ANY), pages),
+                jax.tree.map(lambda _: pl.BlockSpec(memory_space=pltpu.HBM), pages),
             ],
             out_specs=of_heads,
             scratch_shapes=[
@@ -170,6 +170,19 @@ def attend(
         name="attend",
     )(metadata.class_ends, metadata.items.reshape(-1), metadata.pages, query, visible_tokens, pages)
     return collect_outputs(out, rows, heads, dim)[metadata.batch_to_sorted]
+
+
+def fits_list(shape: MetadataShape) -> bool:
+    """Whether a work list of this shape fits into SMEM."""
+    return 4 * (ITEM_FIELDS * shape.items + shape.pages) <= SMEM_BYTES
+
+
+def in_hbm(pages: Any) -> Any:
+    """The same page arrays for a kernel, which then takes them where they lie.
+
+    XLA would bring arrays that fit, such as those of scales, into VMEM before each call, and back after it.
+    """
+    return jax.tree.map(lambda array: pltpu.with_memory_space_constraint(array, pltpu.HBM), pages)
 
 
 def spread_queries(
@@ -220,7 +233,7 @@ def scale_buffer(k_pages: KVPages, heads: int, pages: int) -> Any:
     """The type of the buffer in which scales of one item's tokens lie side by side; None without scales."""
     if not isinstance(k_pages, QuantizedKV):
         return None
-    _, _, side_by_side, page_size = k_pages.scales.shape
+    side_by_side, page_size = k_pages.scales.shape[2], k_pages.values.shape[2]
     return pltpu.VMEM((2, heads, side_by_side, pages * page_size), jnp.float32)
 
 
@@ -348,7 +361,7 @@ def lay_out_scales(step: GridStep, slot: jax.Array, pages: int) -> None:
     def lay_out_head(head: jax.Array) -> None:
         for kind, ring in enumerate(step.memory.rings):
             for n in range(pages):
-                scales[kind, head, :, n * page_size : (n + 1) * page_size] = ring.scales[slot, head, n]
+                scales[kind, head, :, n * page_size : (n + 1) * page_size] = ring.scales[slot, head, n, :, :page_size]
 
 
 # Attention to one item

@@ -368,8 +368,9 @@ def read_scales(pages: KVPages, tile: Tile) -> Float32[Array, "kv_heads lanes on
     """What scores of keys, or weights of values, are multiplied by, which are fewer numbers than keys or values."""
     if not isinstance(pages, QuantizedKV):
         return None
-    scales = pages.scales.at[:, tile.pages].get(mode="promise_in_bounds")
-    slots = tile.item_class.pages * scales.shape[-1]
+    page_size = pages.values.shape[2]
+    scales = pages.scales.at[:, tile.pages].get(mode="promise_in_bounds")[..., :page_size]
+    slots = tile.item_class.pages * page_size
     return jnp.moveaxis(scales, 3, 1).reshape(-1, len(tile.first_row), 1, slots)
 
 

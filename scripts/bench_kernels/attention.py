@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench_kernels.timing import Work
+from jaxctx.engine.runner.device_timing import Work
 from jaxctx_kernels import (
     MetadataShape,
     Segment,
@@ -227,10 +227,11 @@ class Attention:
         """`longest`: tokens of the longest context that metadata has capacity for; equal ones are compiled once."""
         self.batch, self._layer, self._pools = batch, layer, pools
         pages = pools[0][0].shape[1]
-        kernel = select_kernel(jax.devices()[0], pools[0][0]).name
-        self._shape = metadata_shape(batch.rows, layer.page_size, longest, pages, kernel)
+        choice = select_kernel(jax.devices()[0], pools[0][0], layer.group)
+        kernel, processors = choice.name, choice.processors
+        self._shape = metadata_shape(batch.rows, layer.page_size, longest, pages, kernel, processors)
         listed = sum(len(table) for table in sees(batch.segments, layer.page_size))  # without sharing
-        most = metadata_shape(batch.rows, layer.page_size, longest, listed, kernel)
+        most = metadata_shape(batch.rows, layer.page_size, longest, listed, kernel, processors)
         self._unshared = replace(most, pool_pages=pages, share_tokens=NEVER)
         heads = layer.kv_heads * layer.group
         q = jax.random.normal(jax.random.key(1), (batch.rows, heads, layer.dim), jnp.bfloat16)

@@ -16,6 +16,7 @@
     cluster.py       what the servers of one cluster know each other by; an engine's registration with its router
     deploy/          engines on a Ray cluster (`jaxctx-serve ray`), a manifest for Kubernetes
     engine_bounds.py   how many engines `jaxctx-serve ray` may start
+    kernel_check.py  the check of kernels in a process of its own (`jaxctx-serve check`)
     graph_svg.py     the graph of a session as a picture (`jaxctx-serve draw`)
     addresses.py     which addresses may be listened on
     errors.py, banner.py, progress.py, logs.py

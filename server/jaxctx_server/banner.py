@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from jaxctx.engine.attention import AttentionChoice
     from jaxctx.types import EngineInfo
 
 COARSE_KV_DTYPE = "float8_e4m3fn"
@@ -27,7 +28,9 @@ def banner(
     seconds: float,
     *,
     window: int | None = None,
-    why_no_kernel: str = "",
+    sizes: str = "",
+    host_tier: str = "",
+    attention: "AttentionChoice | None" = None,
     tls: str | None = None,
     is_readable: bool = False,
 ) -> str:
@@ -36,7 +39,9 @@ def banner(
     `info` is None on a router, whose engines register with it. `addresses` are those of gRPC, with their
     real ports; `http_url` is None where HTTP is not served. `keys` is None where
     the server has no keys. `window` is the model's attention window in tokens, if that limits the length of a context.
-    `why_no_kernel` is a clause that says why the device has no kernel for attention; empty: it has one, or is a CPU.
+    `sizes` says which page size, requests at once and rows of a step there are, and why; `host_tier` the size of the
+    host tier, and why, empty if there is none.
+    `attention` is what computes it; a kernel that is not there or does not work is a warning. None on a router.
     `seconds` is how long the start took. `tls` is what the TCP addresses use, TLS or mTLS; None: neither.
     `is_readable`: what is sent passes other machines as plain text.
     """
@@ -44,13 +49,19 @@ def banner(
     access = f"none: whoever {anyone} may do everything" if keys is None else f"{len(keys)} accepted"
     suffix = "" if tls is None else f" ({tls})"
     rows = [("role", "router, for engines that register here")] if info is None else _model_rows(info, window)
+    if sizes:
+        rows.append(("sizes", sizes))
+    if host_tier:
+        rows.append(("host tier", host_tier))
+    if attention is not None:
+        rows.append(("attention", attention.describe()))
     for address in addresses:
         rows.append(("gRPC", address if address.startswith("unix:") else f"{address}{suffix}"))
     if http_url is not None:
         rows.append(("HTTP", f"{http_url} (OpenAI: {http_url}/v1){suffix}"))
     rows.append(("keys", access))
-    if why_no_kernel:
-        rows.append(("WARNING", NO_KERNEL_WARNING.format(why=why_no_kernel)))
+    if attention is not None and attention.why_no_kernel:
+        rows.append(("WARNING", NO_KERNEL_WARNING.format(why=attention.why_no_kernel)))
     if is_readable:
         rows.append(("WARNING", PLAIN_TEXT_WARNING))
     lines = [f"  {name:<9} {text}" for name, text in rows]

@@ -7,24 +7,26 @@ What the extra `server` brings is imported within `main`, which says what to ins
 """
 
 import asyncio
+import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxctx_server.errors import DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
+from jaxctx_server.errors import CHECK, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
 from jaxctx_server.signals import StopSignals
 
 if TYPE_CHECKING:
     from jaxctx.engine.engine import LocalEngine
     from jaxctx.model.text import ModelText
     from jaxctx_server.config import (
+        CheckConfig,
         Command,
         CompileConfig,
         ConvertConfig,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "jaxctx-serve"
 OWN_PACKAGES = ("jaxctx", "jaxctx_kernels", "jaxctx_server")
-SUBCOMMANDS = ("convert", "compile", "plan", "draw", "ray", "kubernetes")
+SUBCOMMANDS = ("convert", "compile", "plan", "check", "draw", "ray", "kubernetes")
 RUNS_NO_MODEL = ("draw", "ray", "kubernetes")
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1073741824"
 log = logging.getLogger("jaxctx.server")
@@ -84,6 +86,7 @@ def prepare_process(subcommand: str, environ: Mapping[str, str]) -> None:
 def run_command(command: "Command") -> int:
     """Run the command with these settings; returns the exit status."""
     from jaxctx_server.config import (
+        CheckConfig,
         CompileConfig,
         ConvertConfig,
         DrawConfig,
@@ -95,10 +98,12 @@ def run_command(command: "Command") -> int:
     match command:
         case ConvertConfig():
             return convert(command)
-        case CompileConfig():  # before ServeConfig, as PlanConfig: they are one too
+        case CompileConfig():  # before ServeConfig, as the two that follow: they are one too
             return compile_ahead(command)
         case PlanConfig():
             return plan(command)
+        case CheckConfig():
+            return check(command)
         case DrawConfig():
             return draw(command)
         case RayConfig():
@@ -206,17 +211,39 @@ def compile_ahead(config: "CompileConfig") -> int:
 
 
 def plan(config: "PlanConfig") -> int:
-    """Print what fits; the status says whether anything does, or --kv-tokens."""
+    """Print the sizes and what fits; the status says whether anything does, or --kv-tokens."""
     from jaxctx_server import engine_builder
+    from jaxctx_server.plan_lines import plan_fields, plan_lines
     from jaxctx_server.progress import progress_shown
 
     with progress_shown(sys.stderr) as progress:
         found = engine_builder.plan(config, progress)
-    print(f"{config.model or 'bundled'} on {config.target}")
-    for name, value in asdict(found).items():
-        amount = f"{value / 2**20:14,.1f} MiB" if name.endswith("_bytes") else f"{value:14,}"
-        print(f"  {name.removesuffix('_bytes').replace('_', ' '):<16} {amount}")
-    return OK if found.tokens >= max(1, config.kv_tokens or 1) else MODEL
+    model = config.model or "bundled"
+    if config.json:
+        print(json.dumps({"model": model, "target": config.target, **plan_fields(found)}))
+    else:
+        print(f"{model} on {config.target}: {found.sizes.in_words}")
+        for line in plan_lines(found.mesh or found.memory):
+            print(line)
+    return OK if found.memory.tokens >= max(1, config.kv_tokens or 1) else MODEL
+
+
+def check(config: "CheckConfig") -> int:
+    """Compare the kernels of this device with the reference; the status says whether they are equal."""
+    from jaxctx.engine.runner.kernel_report import Verdict
+    from jaxctx_server.kernel_check import check_apart, report_lines
+
+    report = check_apart(config, lambda line: print(line, file=sys.stderr, flush=True))
+    print("\n".join(report_lines(report)), file=sys.stderr if config.json == "-" else sys.stdout)
+    if config.json == "-":
+        print(report.as_json(), end="")
+    elif config.json is not None:
+        try:
+            Path(config.json).write_text(report.as_json(), "utf-8")
+        except OSError as error:
+            raise StartError(f"--json: {config.json}: {error.strerror or error}") from error
+        print(f"wrote {config.json}")
+    return OK if report.verdict is Verdict.EQUAL else CHECK
 
 
 def draw(config: "DrawConfig") -> int:

@@ -25,6 +25,7 @@ from jaxctx_server.errors import OK, StartError
 PREFIX = "JAXCTX_"
 MANY = 2**31 - 1
 DEFAULT_HTTP_PORT = 8000
+DEFAULT_PAGE_SIZES = 16, 128  # the smallest and the largest of a platform; which one it is, only JAX knows
 
 
 def within(low: float, high: float) -> Parameter:
@@ -105,10 +106,14 @@ class ServeConfig:
     twice the tokens of bfloat16. Take int8: float8_e4m3fn changes log probabilities 3 to 7 times as much, in as much
     memory."""
     tensor: Annotated[int, within(1, 1024)] = 1
-    """Devices to split the model over."""
+    """Devices to split the model over; there may be more than KV heads."""
 
-    page_size: Annotated[int, within(1, 256)] = 16
-    """Tokens per KV page."""
+    attention: Literal["auto", "kernel", "reference"] = "auto"
+    """What computes attention. auto: the kernel for this device, if there is one and a comparison at start finds it
+    equal to the reference, else the reference, with a warning; kernel: the kernel, or the server does not start;
+    reference: plain JAX."""
+    page_size: Annotated[int | None, within(1, 256)] = None
+    """Tokens per KV page. None: the platform's, 16 on a CPU, 64 on a GPU, 128 on a TPU (16 where KV has 8 bits)."""
     kv_tokens: Annotated[int | None, within(1, 2**40)] = None
     """Tokens of KV to allocate. None: --max-batch contexts of full length, or what fits."""
     memory_fraction: Annotated[float | None, within(0.001, 1)] = None
@@ -116,10 +121,12 @@ class ServeConfig:
     max_context_tokens: Annotated[int | None, within(2, MANY)] = None
     """Longest sequence. None: the model's own limit, or what fits."""
 
-    max_batch: Annotated[int, within(1, 4096)] = 32
-    """Requests that run at once."""
-    max_batch_tokens: Annotated[int, within(4, 65536)] = 512
-    """Tokens of one step, prompts and outputs together; at least --max-batch."""
+    max_batch: Annotated[int | None, within(1, 4096)] = None
+    """Requests that run at once. None: the platform's, 32 on a CPU; on an accelerator 256, fewer where its memory has
+    room for less than 256 tokens of KV for each."""
+    max_batch_tokens: Annotated[int | None, within(4, 65536)] = None
+    """Tokens of one step, prompts and outputs together; at least --max-batch. None: the platform's, 512 on a CPU; 2,048
+    on an accelerator, fewer where --max-batch would be."""
     draft_tokens: Annotated[int, within(0, 64)] = 15
     """Tokens to guess ahead for a request whose text repeats itself, in rows that a step has to spare; 0: none."""
     queue_limit: Annotated[int, within(1, 1_000_000)] = 1024
@@ -201,7 +208,7 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if self.kv_tokens is not None and self.memory_fraction is not None:
             raise StartError("--kv-tokens and --memory-fraction: only one of them may be set")
-        if self.max_batch_tokens < self.max_batch:
+        if self.max_batch and self.max_batch_tokens and self.max_batch_tokens < self.max_batch:
             raise StartError("--max-batch-tokens: must be at least --max-batch")
         if (self.role == "engine" and self.router is None) or (self.role == "router" and self.router is not None):
             raise StartError("--router: must be set for an engine, and not for a router")
@@ -212,12 +219,13 @@ class ServeConfig:
             )
         if self.disk_file is not None and not self.disk_tokens:
             raise StartError("--disk-file: means nothing without --disk-tokens")
-        if 0 < self.disk_tokens < self.page_size:
+        least_page, largest_page = (self.page_size, self.page_size) if self.page_size else DEFAULT_PAGE_SIZES
+        if 0 < self.disk_tokens < least_page:
             raise StartError("--disk-tokens: must be 0, or at least --page-size")
-        if 0 < (self.host_tokens or 0) < 2 * self.page_size:
+        if 0 < (self.host_tokens or 0) < 2 * least_page:
             raise StartError("--host-tokens: must be 0, or at least twice --page-size")
         if self.kv_tokens is not None and self.max_context_tokens is not None:
-            allocated = -(-self.kv_tokens // self.page_size) * self.page_size  # whole pages
+            allocated = -(-self.kv_tokens // largest_page) * largest_page  # whole pages
             if self.max_context_tokens > allocated:
                 raise StartError(f"--max-context-tokens: there are only {allocated} tokens of KV; see --kv-tokens")
 
@@ -249,12 +257,29 @@ class CompileConfig(ServeConfig):
 class PlanConfig(ServeConfig):
     """Show how much of a chip's memory a server with these settings takes, and what fits, without the chip or weights.
 
-    MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b or qwen3-0.6b.
+    It shows the page size, requests at once and rows of a step, too. MODEL may be a directory with nothing but
+    config.json, or a built-in shape: llama-3.1-8b, llama-3.1-70b or qwen3-0.6b.
     """
 
-    target: Literal["here", "v5e", "v5p", "v6e", "v7x", "h200"] = "here"
-    """The chip: of this machine, or a TPU v5e, v5p, v6e, v7x (half of one, which is a device) or NVIDIA H200 that need
-    not be there. Their compilers come with pip install 'jaxctx[tpu]' and 'jaxctx[cuda13]'."""
+    target: str = "here"
+    """The chip: of this machine (here); or a TPU v5e, v5p, v6e, v7x (half of one, which is a device) or an NVIDIA
+    a100-40gb, a100-80gb, l40s, rtx4090, h100, h200, b200, rtx5090 that need not be there. Or several that the model is
+    split over: 8xh100, 4xh200, v5e-16, v6e-64, v5p-16. Their compilers come with pip install 'jaxctx[tpu]' and
+    'jaxctx[cuda13]'."""
+    json: bool = False
+    """Print one object of JSON, with sizes in bytes, instead of a table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckConfig(ServeConfig):
+    """Compare what a server with these settings computes attention with to the reference, on this device, and time it.
+
+    MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b or qwen3-0.6b. Weights are
+    not read. The exit status is 6 if something differs, does not compile or crashes.
+    """
+
+    json: Annotated[None | str, Parameter(allow_leading_hyphen=True)] = None
+    """Write the report to this file, to attach to an issue; -: to standard output, and the table to standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +368,7 @@ class KubernetesConfig:
 
 
 Command = ServeConfig | ConvertConfig | DrawConfig | RayConfig | KubernetesConfig
-"""What a command line asks for. CompileConfig and PlanConfig are a ServeConfig too."""
+"""What a command line asks for. CompileConfig, PlanConfig and CheckConfig are a ServeConfig too."""
 
 
 def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> Command:
@@ -355,6 +380,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str], prog: str) -> C
     app.default(ServeConfig)
     app.command(CompileConfig, name="compile")
     app.command(PlanConfig, name="plan")
+    app.command(CheckConfig, name="check")
     app.command(ConvertConfig, name="convert")
     app.command(DrawConfig, name="draw")
     app.command(RayConfig, name="ray")

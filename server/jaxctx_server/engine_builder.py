@@ -1,6 +1,6 @@
 """A model directory to a running engine. The only file here that knows models and JAX."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,20 +9,32 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, page_bytes, pages_in_host_memory
+from jaxctx.engine.attention import AttentionChoice
+from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, pages_in_host_memory
+from jaxctx.engine.default_sizes import ModelMemory, Sizes, SizeSettings, sizes_to_try
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import ServedModel, open_engine, use_compilation_cache
+from jaxctx.engine.runner.attention_choice import choose_attention, kernel_of, require_kernel, wanted_kernel
+from jaxctx.engine.runner.check_memory import CheckMemory
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.memory_planner import MemoryPlan, compiling_for, plan_memory
+from jaxctx.engine.runner.kernel_check import OnCase, check_kernels
+from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
+from jaxctx.engine.runner.kernel_timing import time_kernels
+from jaxctx.engine.runner.lowering_cache import LoweringCache
+from jaxctx.engine.runner.memory_planner import TARGETS, compiling_for, compiling_for_target, plan_memory
+from jaxctx.engine.runner.mesh_plan import plan_mesh
+from jaxctx.engine.runner.mesh_targets import mesh_target
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
-from jaxctx.model.config import SHAPES, CheckpointError
-from jaxctx.model.functional import abstract
+from jaxctx.model.config import SHAPES, CheckpointError, ModelConfig
+from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sharding import make_mesh
+from jaxctx.model.sharding import GROUP, logical_sharding, make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config, run_dtype, stored_weights_dtype
-from jaxctx_server.config import PlanConfig, ServeConfig
+from jaxctx_kernels import KernelChoice
+from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
+from jaxctx_server.engine_plan import EnginePlan
 from jaxctx_server.errors import MODEL, StartError
 from jaxctx_server.progress import Progress
 
@@ -35,29 +47,106 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
     The caller stops the engine with its `stop`. Raises StartError for what the user can correct.
     """
     with user_errors(config.model):
+        lowering_cache = None
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
-        mesh = make_mesh(tensor=config.tensor) if config.tensor > 1 else None
+            lowering_cache = LoweringCache(config.compile_cache / "traced")
+        mesh = make_mesh(read_config(config.model or BUNDLED), tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
-        sizes = _engine_config(config, served.model, _fitting_pages(config, served, mesh, progress))
+        attention = _attention(config, served, mesh)
+        sizes, fitting = _fitting_sizes(config, served, mesh, kernel_of(attention), progress)
         engine = open_engine(
-            served, sizes, mesh=mesh, store=config.store, progress=progress.compiled, compile_all=config.compile_all
+            served,
+            _engine_config(config, served.model, sizes, fitting, jax.default_backend()),
+            mesh=mesh,
+            attention=attention,
+            store=config.store,
+            progress=progress.compiled,
+            compile_all=config.compile_all,
+            lowering_cache=lowering_cache,
         )
         return engine, served.text
 
 
-def plan(config: PlanConfig, progress: Progress) -> MemoryPlan:
-    """The memory that a server with these settings takes on one chip of the target. Raises as `build_engine`."""
-    with user_errors(config.model), compiling_for(config.target) as (devices, memory):
+def plan(config: PlanConfig, progress: Progress) -> EnginePlan:
+    """The sizes and memory of a server with these settings on the target. Raises as `build_engine`."""
+    with user_errors(config.model):
+        return _plan_one_chip(config, progress) if config.target in ("here", *TARGETS) else _plan_mesh(config, progress)
+
+
+def _plan_one_chip(config: PlanConfig, progress: Progress) -> EnginePlan:
+    with compiling_for(config.target) as (devices, memory):
         if config.tensor > 1:
-            raise InvalidArgument.field("tensor", "a plan is for one chip")
-        path = Path(config.model or BUNDLED)
-        shape = read_config(path if path.exists() else SHAPES / path)
-        types = _types(config)
-        dtype = run_dtype(types.dtype, types.weights_dtype) or ("float32" if shape.dtype == "float32" else "bfloat16")
-        weights_dtype = types.weights_dtype or (stored_weights_dtype(path) if path.exists() else None)
-        model, params = abstract(shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype)
-        return _measure(config, model, params, devices[0], memory, progress)
+            raise InvalidArgument.field(
+                "tensor", "a plan is for one chip, unless --target names several, as 8xh100 does"
+            )
+        model, params = _described(config, _shape(config))
+        place, platform = devices[0], devices[0].platform
+        known = _model_memory(config, model, params, place, platform, memory)
+        return _measure(config, model, params, place, platform, known, wanted_kernel(config.attention), progress)
+
+
+def _plan_mesh(config: PlanConfig, progress: Progress) -> EnginePlan:
+    """The plan for all chips of the target."""
+    machine = mesh_target(config.target)
+    with compiling_for_target(machine.name, machine.target) as devices:
+        if config.tensor not in (1, len(devices)):
+            raise InvalidArgument.field("tensor", f"{machine.name} has {len(devices)} devices: leave it out")
+        shape, platform = _shape(config), devices[0].platform
+        mesh = make_mesh(shape, tensor=len(devices), devices=devices)
+        model, params = _described(config, shape)
+        known = _model_memory(config, model, params, mesh, platform, machine.target.memory)
+
+        def measure(sizes: Sizes) -> EnginePlan:
+            measured = plan_mesh(
+                lambda layers: _described(config, replace(shape, layers=layers)),
+                shape.layers,
+                _config_to_measure(config, model, sizes, known, platform),
+                mesh,
+                machine.target.memory,
+                known.share,
+                progress.compiled,
+            )
+            return EnginePlan(sizes, measured.memory, measured)
+
+        return _first_with_enough_kv(_sizes_to_try(config, platform, known), known, measure)
+
+
+def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
+    """What the check of the kernels finds on this machine's device; with timings where the kernel works.
+
+    `on_case` is called before each case. Raises as `build_engine`.
+    """
+    with user_errors(config.model):
+        if config.compile_cache is not None:
+            use_compilation_cache(config.compile_cache)
+        model, params = _described(config, _shape(config))
+        mesh = make_mesh(model.config, tensor=config.tensor) if config.tensor > 1 else None
+        if mesh is not None:
+            places = [logical_sharding(mesh, spec.axes) for spec in model.specs]
+            params = tuple(param.update(sharding=place) for param, place in zip(params, places, strict=True))
+        program = _largest_program(config, model, params, mesh, wanted_kernel(config.attention))
+        require_kernel(program, config.attention)
+        name = "bundled" if config.model is None else Path(config.model).name
+        report = check_kernels(program, name, on_case)
+        if report.kernel_verdict is not Verdict.EQUAL:
+            return report
+        on_case(report, "timings")
+        return replace(report, timings=time_kernels(program))
+
+
+def _shape(config: ServeConfig) -> ModelConfig:
+    """The configuration of the model, or of the built-in shape of this name."""
+    path = Path(config.model or BUNDLED)
+    return read_config(path if path.exists() else SHAPES / path)
+
+
+def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, FlatParams]:
+    """A model without weights, in the types of the settings; its matrices as the directory stores them."""
+    types, path = _types(config), Path(config.model or BUNDLED)
+    dtype = run_dtype(types.dtype, types.weights_dtype) or ("float32" if shape.dtype == "float32" else "bfloat16")
+    weights_dtype = types.weights_dtype or (stored_weights_dtype(path) if path.exists() else None)
+    return abstract(shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype)
 
 
 @contextmanager
@@ -111,50 +200,158 @@ def _types(config: ServeConfig) -> Types:
     return Types(*(None if each == "auto" else each for each in chosen))
 
 
-def _fitting_pages(config: ServeConfig, served: ServedModel, mesh: Mesh | None, progress: Progress) -> int:
-    """How many pages fit; 0 if the configuration sets the number of pages."""
-    if config.kv_tokens is not None:
-        return 0
-    if jax.default_backend() == "cpu":
-        return pages_in_host_memory(served.model.kv, config.page_size, config.memory_fraction or CPU_SHARE)
+def _attention(config: ServeConfig, served: ServedModel, mesh: Mesh | None) -> AttentionChoice:
+    """What is to compute attention. The kernel of an accelerator is compared with the reference first."""
+    program = _largest_program(config, served.model, served.params, mesh)
+    memory = CheckMemory(None if config.compile_cache is None else config.compile_cache / "kernels")
+    return choose_attention(program, config.attention, memory, served.model_id)
+
+
+def _fitting_sizes(
+    config: ServeConfig, served: ServedModel, mesh: Mesh | None, kernel: KernelChoice, progress: Progress
+) -> tuple[Sizes, int]:
+    """The sizes that depend on the platform, and how many pages fit; 0 if the configuration sets that number.
+
+    On an accelerator what fits is measured: three functions are compiled, and three more each time that sizes turn out
+    too large. Nothing is compiled on a CPU, nor where the configuration sets the number of pages.
+    """
+    model, params, platform = served.model, served.params, jax.default_backend()
     with compiling_for("here") as (devices, memory):
-        return _measure(config, served.model, served.params, mesh or devices[0], memory, progress).pages
+        place = mesh or devices[0]
+        known = _model_memory(config, model, params, place, platform, memory)
+        if config.kv_tokens is not None:
+            return _sizes_to_try(config, platform, known)[0], 0
+        if platform == "cpu":
+            sizes = _sizes_to_try(config, platform, known)[0]
+            return sizes, pages_in_host_memory(model.kv, sizes.page_size, known.share)
+        planned = _measure(config, model, params, place, platform, known, kernel, progress)
+        return planned.sizes, planned.memory.pages
+
+
+def _largest_program(
+    config: ServeConfig, model: Model, params: Params, mesh: Mesh | None, kernel: KernelChoice | None = None
+) -> CompiledModel:
+    """What an engine on this machine would run if all memory but that of the weights were pages."""
+    platform = jax.default_backend()
+    with compiling_for("here") as (devices, memory):
+        place = mesh or devices[0]
+        known = _model_memory(config, model, params, place, platform, memory)
+        sizes = _sizes_to_try(config, platform, known)[0]
+        return CompiledModel(model, params, _largest_config(config, model, sizes, known, platform), place, kernel)
+
+
+def _model_memory(
+    config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, platform: str, memory: int
+) -> ModelMemory:
+    """What is known before anything is compiled, for chips of `memory` bytes each."""
+    chips, holders = (place.size, place.shape[GROUP]) if isinstance(place, Mesh) else (1, 1)
+    return ModelMemory(
+        memory_bytes=memory * chips,
+        weights_bytes=sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params)),
+        devices=chips,
+        page_holders=holders,
+        vocab_size=model.vocab_size,
+        kv=model.kv,
+        longest=_longest(config, model),
+        share=config.memory_fraction or (CPU_SHARE if platform == "cpu" else ACCELERATOR_SHARE),
+        kv_tokens=config.kv_tokens,
+    )
+
+
+def _sizes_to_try(config: ServeConfig, platform: str, known: ModelMemory) -> tuple[Sizes, ...]:
+    """Sizes, the largest first: those to take unless they are measured to be too large.
+
+    If the configuration sets the number of pages there is one choice, as a server measures nothing then.
+    """
+    settings = SizeSettings(
+        page_size=config.page_size, max_batch=config.max_batch, max_batch_tokens=config.max_batch_tokens
+    )
+    choices = sizes_to_try(platform, settings, known)
+    return choices if config.kv_tokens is None else choices[:1]
 
 
 def _measure(
-    config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, memory: int, progress: Progress
-) -> MemoryPlan:
-    """The plan for chips of `memory` bytes each, measured with half of the pages that could fit at most."""
-    free = memory * config.tensor - sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params))
-    least = -(-(config.max_context_tokens or 0) // config.page_size)  # so that the plan says how much is missing
-    sizes = _engine_config(config, model, max(least, free // page_bytes(model.kv, config.page_size)))
-    program = CompiledModel(model, params, replace(sizes, pages=-(-sizes.pages // 2), moving_pages=16), place)
-    share = config.memory_fraction or (CPU_SHARE if program.platform == "cpu" else ACCELERATOR_SHARE)
-    return plan_memory(program, memory, share, progress.compiled)
+    config: ServeConfig,
+    model: Model,
+    params: Params,
+    place: Mesh | jax.Device,
+    platform: str,
+    known: ModelMemory,
+    kernel: KernelChoice | None,
+    progress: Progress,
+) -> EnginePlan:
+    """Sizes, and where the memory of each chip goes. `kernel`: what computes attention; None: what suits the chips."""
+
+    def measure(sizes: Sizes) -> EnginePlan:
+        program = CompiledModel(model, params, _config_to_measure(config, model, sizes, known, platform), place, kernel)
+        require_kernel(program, config.attention)
+        memory = known.memory_bytes // known.devices
+        return EnginePlan(sizes, plan_memory(program, memory, known.share, progress.compiled))
+
+    return _first_with_enough_kv(_sizes_to_try(config, platform, known), known, measure)
 
 
-def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineConfig:
-    """The engine's configuration. Its KV is what the configuration says, else what `max_batch` contexts of full length
-    take, up to the pages that fit.
-    """
+def _first_with_enough_kv(
+    choices: tuple[Sizes, ...], known: ModelMemory, measure: Callable[[Sizes], EnginePlan]
+) -> EnginePlan:
+    """The plan of the first sizes that leave enough KV, or else of the last."""
+    for sizes in choices[:-1]:
+        try:
+            planned = measure(sizes)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            continue  # a TPU's compiler refuses what goes beyond the chip's memory
+        if planned.memory.tokens >= known.least_kv_tokens(sizes):
+            return planned
+    return measure(choices[-1])
+
+
+def _config_to_measure(
+    config: ServeConfig, model: Model, sizes: Sizes, known: ModelMemory, platform: str
+) -> EngineConfig:
+    """With half of the pages that could fit at most."""
+    largest = _largest_config(config, model, sizes, known, platform)
+    return replace(largest, pages=-(-largest.pages // 2))
+
+
+def _largest_config(config: ServeConfig, model: Model, sizes: Sizes, known: ModelMemory, platform: str) -> EngineConfig:
+    """With as many pages as there is memory for beside weights and running requests, at most."""
+    least = -(-(config.max_context_tokens or 0) // sizes.page_size)  # so that the plan says how much is missing
+    fitting = known.left_bytes(sizes.max_batch) // known.page_bytes(sizes.page_size)
+    return _engine_config(config, model, sizes, max(least, fitting), platform)
+
+
+def _longest(config: ServeConfig, model: Model) -> int:
+    """Tokens of the longest context, as far as settings and model decide. Raises InvalidArgument."""
     longest = config.max_context_tokens or model.max_positions
     if longest > model.max_positions:
         why = (
             "" if model.attention_window is None else ": that is its attention window, beyond which it is not computed"
         )
         raise InvalidArgument.field("max_context_tokens", f"the model has {model.max_positions} positions{why}")
-    wanted = fitting if config.memory_fraction is not None else -(-config.max_batch * longest // config.page_size)
+    return longest
+
+
+def _engine_config(config: ServeConfig, model: Model, sizes: Sizes, fitting: int, platform: str) -> EngineConfig:
+    """The engine's configuration. Its KV is what the configuration says, else what `max_batch` contexts of full length
+    take, up to the pages that fit.
+    """
+    longest, page_size = _longest(config, model), sizes.page_size
+    wanted = fitting if config.memory_fraction is not None else -(-sizes.max_batch * longest // page_size)
     pages = max(1, min(wanted, fitting))
     if config.kv_tokens is not None:
-        pages = -(-config.kv_tokens // config.page_size)
-    capacity = pages * config.page_size
+        pages = -(-config.kv_tokens // page_size)
+    capacity = pages * page_size
     if (config.max_context_tokens or 0) > capacity:
         raise InvalidArgument.field("max_context_tokens", f"there are only {capacity} tokens of KV")
+    host_pages, host_reason = _host_tier(config, model, page_size, pages, platform)
     return EngineConfig(
         pages=pages,
-        page_size=config.page_size,
-        max_batch=config.max_batch,
-        max_batch_tokens=config.max_batch_tokens,
+        page_size=page_size,
+        max_batch=sizes.max_batch,
+        max_batch_tokens=sizes.max_batch_tokens,
+        sizes_reason=sizes.reason,
         max_context_tokens=min(longest, capacity),
         attention_window=model.attention_window,
         queue_limit=config.queue_limit,
@@ -162,13 +359,14 @@ def _engine_config(config: ServeConfig, model: Model, fitting: int) -> EngineCon
         max_snapshots_per_tenant=config.max_snapshots_per_tenant,
         max_snapshot_bytes_per_tenant=config.max_snapshot_bytes_per_tenant,
         snapshot_history=config.snapshot_history,
-        pinned_pages_per_tenant=None if config.pinned_tokens is None else config.pinned_tokens // config.page_size,
+        pinned_pages_per_tenant=None if config.pinned_tokens is None else config.pinned_tokens // page_size,
         default_max_tokens=_default_max_tokens(config),
         draft_tokens=config.draft_tokens,
-        host_pages=_host_pages(config, model, pages),
-        disk_pages=config.disk_tokens // config.page_size,
+        host_pages=host_pages,
+        host_reason=host_reason,
+        disk_pages=_disk_pages(config, page_size),
         disk_file=config.disk_file,
-        moving_pages=2 if jax.default_backend() == "cpu" else 32,  # more would slow the steps of others
+        moving_pages=sizes.moving_pages,
     )
 
 
@@ -179,14 +377,31 @@ def _default_max_tokens(config: ServeConfig) -> int:
     return BUNDLED_OUTPUT_TOKENS if config.model is None else OUTPUT_TOKENS
 
 
-def _host_pages(config: ServeConfig, model: Model, pages: int) -> int:
-    """Pages of the host tier. On a CPU the device's memory is the host's, so that this tier gains nothing, unless pages
-    go on to a disk: then it is as large as the disk tier, up to what fits.
+def _host_tier(config: ServeConfig, model: Model, page_size: int, pages: int, platform: str) -> tuple[int, str]:
+    """Pages of the host tier, and in words why so many. `pages`: those of the device.
+
+    On a CPU the device's memory is the host's, so that this tier gains nothing, unless pages go on to a disk: then it
+    is as large as the disk tier, up to what fits.
     """
     if config.host_tokens is not None:
-        return config.host_tokens // config.page_size
-    if jax.default_backend() == "cpu":
+        if 0 < config.host_tokens < 2 * page_size:
+            raise InvalidArgument.field("host_tokens", f"must be 0, or at least two pages, of {page_size} tokens")
+        return config.host_tokens // page_size, "as set"
+    reason = "as many as on the device"
+    if platform == "cpu":
         if not config.disk_tokens:
-            return 0
-        pages = min(pages, config.disk_tokens // config.page_size)
-    return max(2, min(pages, pages_in_host_memory(model.kv, config.page_size)))
+            return 0, ""
+        disk_pages = config.disk_tokens // page_size
+        if disk_pages < pages:
+            pages, reason = disk_pages, "as many as on the disk"
+    fitting = pages_in_host_memory(model.kv, page_size)
+    if fitting < pages:
+        pages, reason = fitting, f"what fits into {CPU_SHARE:.0%} of the machine's memory"
+    return max(2, pages), reason
+
+
+def _disk_pages(config: ServeConfig, page_size: int) -> int:
+    """Pages of the disk tier."""
+    if 0 < config.disk_tokens < page_size:
+        raise InvalidArgument.field("disk_tokens", f"must be 0, or at least a page, of {page_size} tokens")
+    return config.disk_tokens // page_size

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
+from jaxctx.engine.attention import AttentionChoice
 from jaxctx.engine.interface import LOCAL_ENGINE, Engine
 from jaxctx.errors import FailedPrecondition, NotFound, Unavailable
 from jaxctx.model.text import ModelText
@@ -38,6 +39,7 @@ class LocalModel:
 
     engine: Engine
     texts: TokenizerPool
+    attention: AttentionChoice | None = None  # what computes it; None: not known
 
     async def encode(self, text: str, start: bool) -> Sequence[int]:
         """Tokens of a text; with special ones, if it is at the start of a sequence."""
@@ -84,9 +86,14 @@ class ServingState:
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
         settings: ProgramSettings = DEFAULT_PROGRAM_SETTINGS,
+        attention: AttentionChoice | None = None,
     ) -> Self:
-        """A server of one engine, and of programs on it. `clock` is that of the engine's deadlines."""
-        return cls(limits, settings.programs(clock), LocalModel(engine, TokenizerPool(text, limits)), engine.drain)
+        """A server of one engine, and of programs on it. `clock` is that of the engine's deadlines.
+
+        `attention`: what computes it in this engine, for the metrics.
+        """
+        model = LocalModel(engine, TokenizerPool(text, limits), attention)
+        return cls(limits, settings.programs(clock), model, engine.drain)
 
     @classmethod
     def router(

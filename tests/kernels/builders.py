@@ -168,8 +168,9 @@ def dequantized(pages: KVPages) -> np.ndarray:
     """float64 `[kv_heads, pages, page_size, head_dim]`: the numbers that pages on a CPU stand for, exactly."""
     if not isinstance(pages, QuantizedKV):
         return np.asarray(decode(pages), np.float64)
-    heads, count, side_by_side, size = pages.scales.shape
+    heads, count, side_by_side, _ = pages.scales.shape
+    size = pages.values.shape[2]
     values = np.asarray(decode(pages.values), np.float64).reshape(heads, count, size, side_by_side, -1)
     with np.errstate(invalid="ignore"):
-        scaled = values * np.asarray(pages.scales, np.float64).swapaxes(2, 3)[..., None]
+        scaled = values * np.asarray(pages.scales, np.float64)[..., :size].swapaxes(2, 3)[..., None]
     return scaled.transpose(0, 3, 1, 2, 4).reshape(heads * side_by_side, count, size, -1)

@@ -12,7 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx_kernels import attend, kv_pages_struct, metadata_shape, select_kernel, unpack_metadata
+from jaxctx_kernels import (
+    KVPages,
+    MetadataShape,
+    attend,
+    kv_pages_struct,
+    metadata_shape,
+    select_kernel,
+    unpack_metadata,
+)
 
 from .builders import filled_pages, packed_metadata
 
@@ -23,6 +31,7 @@ needs_new_jax = pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the H
     ("kernel", "module"),
     [
         pytest.param("gpu", "jaxctx_kernels.mosaic_hopper", marks=needs_new_jax),
+        pytest.param("mma", "jaxctx_kernels.mosaic_mma", marks=needs_new_jax),
         ("tpu", "jaxctx_kernels.pallas_tpu"),
     ],
 )
@@ -43,29 +52,100 @@ def test_the_shape_names_the_kernel(
     assert called == [shape]
 
 
-HOPPER = SimpleNamespace(platform="gpu", compute_capability="9.0")
+def gpu(capability: str) -> SimpleNamespace:
+    return SimpleNamespace(platform="gpu", compute_capability=capability)
+
+
+TPU = SimpleNamespace(platform="tpu")
+NVIDIA = ["8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn", "float32"])
-def test_the_hopper_kernel_is_chosen_for_what_it_is_made_for(dtype: str) -> None:
-    of = {pages: select_kernel(HOPPER, kv_pages_struct(1, 4, pages, 128, dtype, "gpu")).name for pages in (8, 16, 128)}
-    assert of == {8: "reference", **dict.fromkeys((16, 128), "reference" if dtype == "float32" else "gpu")}
+def test_a_hopper_has_the_kernel_that_reads_the_pages(dtype: str) -> None:
+    """Its own; for other head dims that of other GPUs; for other pages none."""
+
+    def kernel(page_size: int, dim: int) -> str:
+        return select_kernel(gpu("9.0"), kv_pages_struct(1, 4, page_size, dim, dtype, "gpu")).name
+
+    of_pages = [kernel(16, 128), kernel(128, 64), kernel(64, 80), kernel(192, 128), kernel(8, 128)]
+    assert of_pages == ["reference"] * 5 if dtype == "float32" else ["gpu", "gpu", "mma", "mma", "reference"]
 
 
-def test_where_the_hopper_kernel_cannot_read_the_pages_it_says_why() -> None:
-    choice = select_kernel(HOPPER, kv_pages_struct(1, 4, 16, 96, "bfloat16", "gpu"))
-    assert choice.name == "reference"
-    assert choice.why_no_kernel.startswith("the kernel needs head_dim 64, 128 or 256")
-    assert select_kernel(HOPPER, kv_pages_struct(1, 4, 16, 128, "bfloat16", "gpu")).why_no_kernel == ""
+@pytest.mark.parametrize("capability", NVIDIA)
+def test_every_gpu_since_ampere_has_a_kernel(capability: str) -> None:
+    """A Hopper's instructions are no other's: its kernel would not compile, and the server not start."""
+    choice = select_kernel(gpu(capability), kv_pages_struct(1, 4, 16, 128, "bfloat16", "gpu"), 8)
+    assert choice[:2] == ("gpu" if capability == "9.0" else "mma", "")
 
 
-@pytest.mark.parametrize("capability", ["8.0", "8.6", "8.9", "10.0", "12.0"])
+def test_processors_are_counted_by_the_device() -> None:
+    pages = kv_pages_struct(1, 4, 16, 128, "bfloat16", "gpu")
+    pcie = SimpleNamespace(platform="gpu", compute_capability="9.0", core_count=114)
+    assert select_kernel(pcie, pages).processors == 114
+    assert select_kernel(gpu("9.0"), pages).processors == 132  # a description that does not say
+
+
+@pytest.mark.parametrize("capability", ["7.0", "7.5", "gfx942"])
 def test_other_gpus_have_the_reference_and_say_so(capability: str) -> None:
-    """Their instructions are others: the kernel would not compile, and the server not start."""
-    other = SimpleNamespace(platform="gpu", compute_capability=capability)
-    choice = select_kernel(other, kv_pages_struct(1, 4, 16, 128, "bfloat16", "gpu"))
+    choice = select_kernel(gpu(capability), kv_pages_struct(1, 4, 16, 128, "bfloat16", "gpu"))
     assert choice.name == "reference"
-    assert f"capability {capability}, and the kernel needs 9.0" in choice.why_no_kernel
+    assert f"capability {capability}, and kernels need 8.0" in choice.why_no_kernel
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+@pytest.mark.parametrize(("page_size", "dim", "dtype"), [(8, 128, "int8"), (16, 72, "bfloat16"), (16, 64, "float32")])
+def test_where_no_kernel_reads_the_pages_it_says_why(capability: str, page_size: int, dim: int, dtype: str) -> None:
+    choice = select_kernel(gpu(capability), kv_pages_struct(1, 4, page_size, dim, dtype, "gpu"))
+    assert choice.name == "reference"
+    assert choice.why_no_kernel.startswith("the kernel needs a head_dim that is a multiple of 16 up to 256, pages of")
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+def test_too_many_query_heads_for_a_kv_head_are_announced(capability: str) -> None:
+    pages = kv_pages_struct(1, 4, 16, 128, "bfloat16", "gpu")
+    assert select_kernel(gpu(capability), pages, 64).name != "reference"
+    choice = select_kernel(gpu(capability), pages, 71)
+    assert choice.name == "reference"
+    assert "at most 64 query heads" in choice.why_no_kernel
+
+
+def test_a_list_that_a_tpu_does_not_hold_is_announced() -> None:
+    pages = kv_pages_struct(2, 2**19, 16, 128, "bfloat16", "tpu")
+    assert select_kernel(TPU, pages, rows=64, max_context_tokens=2**12).name == "tpu"
+    choice = select_kernel(TPU, pages, rows=64, max_context_tokens=2**20)
+    assert choice.name == "reference"
+    assert "take larger pages" in choice.why_no_kernel
+
+
+@needs_new_jax
+@pytest.mark.parametrize("layouts", [5, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", [TPU, gpu("8.0"), gpu("9.0")], ids=["tpu", "8.0", "9.0"])
+def test_no_kernel_is_chosen_that_refuses(rng: np.random.Generator, device: SimpleNamespace, layouts: int) -> None:
+    """Over random layouts: what `select_kernel` takes is traced without an error."""
+    traced = 0
+    while traced < layouts:
+        dim = int(rng.choice([32, 64, 72, 80, 96, 112, 128, 192, 256]))
+        page_size = int(rng.choice([1, 8, 16, 32, 48, 64, 96, 128, 192, 256]))
+        group, kv_heads = int(rng.choice([1, 2, 3, 4, 7, 8, 16, 64, 71])), int(rng.choice([1, 2, 3, 8]))
+        dtype = str(rng.choice(["bfloat16", "int8", "float8_e4m3fn", "float32"]))
+        rows, longest = int(rng.choice([1, 16, 130])), int(rng.choice([256, 2**15, 2**20]))
+        pages = kv_pages_struct(kv_heads, 2**14, page_size, dim, dtype, device.platform)
+        choice = select_kernel(device, pages, group, rows=rows, max_context_tokens=longest)
+        assert bool(choice.why_no_kernel) == (choice.name == "reference")
+        if choice.name == "reference":
+            continue
+        print(choice.name, dim, page_size, group, kv_heads, dtype, rows, longest)
+        shape = metadata_shape(rows, page_size, longest, 2**14, choice.name)
+        q = jax.ShapeDtypeStruct((rows, kv_heads * group, dim), jnp.bfloat16)
+        packed = jax.ShapeDtypeStruct((shape.size(),), jnp.int32)
+        run = partial(run_attention, shape=shape)
+        assert jax.eval_shape(run, q, pages, pages, packed) == jax.ShapeDtypeStruct(q.shape, jnp.float32)
+        traced += 1
+
+
+def run_attention(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array, shape: MetadataShape) -> jax.Array:
+    output: jax.Array = attend(q, k, v, unpack_metadata(shape, packed), shape=shape)
+    return output
 
 
 @pytest.mark.parametrize(
@@ -82,12 +162,11 @@ def test_other_gpus_have_the_reference_and_say_so(capability: str) -> None:
 def test_the_tpu_kernel_is_chosen_for_what_it_is_made_for(
     kv_heads: int, page_size: int, dim: int, dtype: str, kernel: str
 ) -> None:
-    tpu = SimpleNamespace(platform="tpu")
-    choice = select_kernel(tpu, kv_pages_struct(kv_heads, 4, page_size, dim, dtype, "tpu"))
+    choice = select_kernel(TPU, kv_pages_struct(kv_heads, 4, page_size, dim, dtype, "tpu"))
     assert choice.name == kernel
     assert bool(choice.why_no_kernel) == (kernel == "reference")
 
 
 def test_a_cpu_has_the_reference() -> None:
     choice = select_kernel(jax.devices()[0], kv_pages_struct(2, 4, 16, 128, "bfloat16", "cpu"))
-    assert choice == ("reference", "")
+    assert (choice.name, choice.why_no_kernel) == ("reference", "")

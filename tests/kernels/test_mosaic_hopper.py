@@ -31,8 +31,8 @@ Generator = np.random.Generator
 
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Interpret kernels, on a device so small that units cross tiles and tiles have several units."""
-    monkeypatch.setattr(mosaic_hopper, "PROCESSORS", 4)
+    """Interpret kernels, without what the interpreter does not know."""
+    monkeypatch.setattr(mosaic_hopper, "IN_REGISTERS", False)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
         yield
 
@@ -53,8 +53,9 @@ class Case:
         kv_heads: int = 1,
         pool_pages: int = 60,
         dtype: str = "bfloat16",
+        processors: int = 4,  # so few that units cross tiles and tiles have several units
     ) -> None:
-        self.shape = metadata_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu")
+        self.shape = metadata_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu", processors)
         self.dim, self.group, self.kv_heads, self.pool_pages, self.dtype = dim, group, kv_heads, pool_pages, dtype
         self.run = jax.jit(self.attend)
 
@@ -173,6 +174,70 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
     np.testing.assert_array_equal(spoilt, clean)
 
 
+def multiply_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel keep weights and outputs in registers, as on a GPU, by products that the interpreter knows."""
+
+    of_shared_memory = mosaic_hopper.product
+
+    def product(a: Any, b: Any, columns: int) -> jax.Array:
+        if not isinstance(a, jax.Array):
+            return of_shared_memory(a, b, columns)
+        right = b[...]
+        plgpu.commit_smem()  # a GPU's products read as copies write; this read has to be ordered before them
+        return jnp.dot(a.astype(jnp.float32), right.astype(jnp.float32))
+
+    def accumulated(start: jax.Array, a: Any, b: Any) -> jax.Array:
+        return start + product(a, b, start.shape[1])
+
+    monkeypatch.setattr(mosaic_hopper, "IN_REGISTERS", True)
+    monkeypatch.setattr(mosaic_hopper, "product", product)
+    monkeypatch.setattr(mosaic_hopper, "accumulated", accumulated)
+
+
+@pytest.mark.parametrize("in_registers", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "dim", "dtype"),
+    [
+        (40, 64, "bfloat16"),
+        pytest.param(40, 64, "int8", marks=pytest.mark.slow),
+        pytest.param(140, 64, "int8", marks=pytest.mark.slow),  # consumers widen for each other
+        pytest.param(140, 128, "bfloat16", marks=pytest.mark.slow),
+        pytest.param(40, 256, "bfloat16", marks=pytest.mark.slow),
+    ],
+)
+def test_full_steps(
+    rng: Generator,
+    grow: Callable,
+    visible: Callable,
+    dense: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    in_registers: bool,
+    rows: int,
+    dim: int,
+    dtype: str,
+) -> None:
+    """A prompt's rows over a long prefix, whose steps need no mask but the last, beside a row that is not of it."""
+    if in_registers:
+        multiply_in_registers(monkeypatch)
+    forest = grow("nothing", rows, 16, 60)
+    prompt = Segment(0, rows - 3, 330 - rows, forest.pages(21))
+    segments = [prompt, Segment(rows - 2, 1, 70, forest.pages(5))]
+    case = Case(rows, 16, dim, 4, dtype=dtype)
+    assert full_steps(case, segments) >= 4
+    case.check(rng, segments, visible, dense)
+
+
+def full_steps(case: Case, segments: list[Segment]) -> int:
+    """How many steps of some pair need no mask."""
+    config = mosaic_hopper.tile_config(case.shape.rows, case.kv_heads, case.group, case.shape.processors)
+    row = mosaic_hopper.rows_of_products(case.shape.rows, config)
+    metadata = unpack_metadata(case.shape, packed_metadata(segments, case.shape))
+    visible_tokens = jnp.asarray(metadata.visible_tokens).at[row].get(mode="fill", fill_value=0)
+    pairs = mosaic_hopper.build_schedule(metadata, visible_tokens, config).pairs
+    steps = pairs[:, mosaic_hopper.STEP_END] - pairs[:, mosaic_hopper.STEP_BEGIN]
+    return int(jnp.minimum(pairs[:, mosaic_hopper.FULL_STEPS], steps).max())
+
+
 def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: list[str]) -> None:
     case = Case(24, 16, 64, 4)
     k = filled_pages(numbers(rng, 1, 1, 60, 16, 64), "bfloat16")
@@ -211,19 +276,36 @@ def spoil_length(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def spoil_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step more than should counts as one in which all rows see all tokens."""
+    count = mosaic_hopper.count_steps
+
+    def spoilt(*of: Any) -> tuple[jax.Array, jax.Array]:
+        steps, full = count(*of)
+        return steps, full + 1
+
+    monkeypatch.setattr(mosaic_hopper, "count_steps", spoilt)
+
+
 def spoil_clearing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values past an item's last token stay."""
     monkeypatch.setattr(mosaic_hopper, "jnp", SimpleNamespace(**{**vars(jnp), "zeros_like": lambda x: x}))
 
 
-def careless(monkeypatch: pytest.MonkeyPatch, part: str, leaves_out: str) -> None:
-    """A part of the kernel leaves something out."""
-    careful, without = getattr(mosaic_hopper, part), SimpleNamespace(**{**vars(plgpu), leaves_out: lambda *of: None})
+def spoil_widening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers multiply what they widen for each other before the other is done."""
+    careless(monkeypatch, "widen", "barrier_arrive", "barrier_wait")
 
-    def spoilt(*of: Any) -> None:
+
+def careless(monkeypatch: pytest.MonkeyPatch, part: str, *leaves_out: str) -> None:
+    """A part of the kernel leaves something out."""
+    nothing = dict.fromkeys(leaves_out, lambda *of: None)
+    careful, without = getattr(mosaic_hopper, part), SimpleNamespace(**{**vars(plgpu), **nothing})
+
+    def spoilt(*of: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(mosaic_hopper, "plgpu", without)
-            careful(*of)
+            return careful(*of)
 
     monkeypatch.setattr(mosaic_hopper, part, spoilt)
 
@@ -254,6 +336,8 @@ def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
         (pytest.param(spoil_waiting, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.slow)),
         pytest.param(spoil_commits, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.slow),
         (spoil_scales, "int8", "assert"),
+        (spoil_full_steps, "bfloat16", "assert"),
+        pytest.param(spoil_widening, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.slow),
     ],
 )
 def test_the_check_finds(
@@ -266,11 +350,13 @@ def test_the_check_finds(
     dtype: str,
     found: str,
 ) -> None:
-    segments = [Segment(0, 8, 460, grow("nothing", 8, 16, 60).pages(30))]
-    monkeypatch.setattr(mosaic_hopper, "PROCESSORS", 1)  # as many steps as buffers and more
+    rows = 128 if spoil is spoil_widening else 16
+    segments = [Segment(0, rows, 460 - rows, grow("nothing", rows, 16, 60).pages(30))]
     spoil(monkeypatch)
     try:
         with pytest.raises(Exception, match=found):
-            Case(8, 16, 64, 4, dtype=dtype).check(rng, segments, visible, dense, scale=1)
+            Case(rows, 16, 64, 4, dtype=dtype, processors=1).check(  # as many steps as buffers and more
+                rng, segments, visible, dense, scale=1
+            )
     finally:
         reset_gpu_interpret_mode_state()  # what failed is still there

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import jaxctx
-from jaxctx_server.config import ConvertConfig, DrawConfig, PlanConfig, RayConfig, ServeConfig
+from jaxctx_server.config import CheckConfig, ConvertConfig, DrawConfig, PlanConfig, RayConfig, ServeConfig
 from tests.readme import PAGES, ROOT, commands, commands_of, words
 
 OF_THE_SYSTEM = {"curl", "grpcurl", "grep", "openssl", "echo"}  # programs that a reader has, or knows where from
@@ -157,7 +157,7 @@ def test_a_command_of_a_page_needs_no_active_environment(page: str, command: str
 
 def check_settings(arguments: list[str]) -> None:
     """The flags among the arguments of `jaxctx-serve` are settings of it."""
-    kinds = (ServeConfig, PlanConfig, ConvertConfig, DrawConfig, RayConfig)
+    kinds = (ServeConfig, PlanConfig, CheckConfig, ConvertConfig, DrawConfig, RayConfig)
     named = {name for kind in kinds for name in (each.name for each in fields(kind))}
     assert {flag.lstrip("-").replace("-", "_") for flag in flags(arguments)} - {"help"} <= named
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import AlreadyExists, NotFound
 from jaxctx.types import (
@@ -42,7 +43,6 @@ from jaxctx.types import (
     Usage,
     utc_datetime,
 )
-from jaxctx_kernels import KernelChoice
 
 PAGE_SIZE = 4
 INFO = EngineInfo(
@@ -136,7 +136,9 @@ class FakeEngine:
     """Implements `jaxctx.engine.interface.Engine`."""
 
     attention_window: int | None = None
-    attention_kernel = KernelChoice("reference")
+    sizes_in_words = "page 4, 4 at once, 16 rows a step (as set)"
+    host_tier_in_words = ""
+    attention = AttentionChoice("reference", AttentionReason.PLATFORM)
 
     def __init__(self) -> None:
         self.info = INFO

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx_server.banner import banner
 
 
@@ -46,10 +47,36 @@ def test_it_says_what_the_addresses_use(tls: str | None, keys: list[str] | None,
 
 
 def test_it_warns_where_no_kernel_serves() -> None:
-    told = banner(None, ["h:1"], None, None, 1.0, why_no_kernel="it has compute capability 8.0")
+    choice = AttentionChoice("reference", AttentionReason.NO_KERNEL, "it has compute capability 8.0")
+    told = banner(None, ["h:1"], None, None, 1.0, attention=choice)
+    assert "\n  attention plain JAX\n" in told
     assert "WARNING   attention is computed by plain JAX" in told
     assert "slower than a kernel: it has compute capability 8.0\n" in told
     assert "WARNING" not in banner(None, ["h:1"], None, None, 1.0)
+
+
+def test_it_says_which_sizes_there_are_and_why(make_engine: Any) -> None:
+    sizes, host_tier = (
+        "page 64, 256 at once, 2,048 rows a step (defaults of this GPU)",
+        "640 tokens in 10 pages (as set)",
+    )
+    told = banner(make_engine().info, ["h:1"], None, None, 1.0, sizes=sizes, host_tier=host_tier)
+    assert f"\n  sizes     {sizes}\n  host tier {host_tier}\n" in told
+    assert "host tier" not in banner(make_engine().info, ["h:1"], None, None, 1.0, sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    ("choice", "line"),
+    [
+        (AttentionChoice("gpu", AttentionReason.CHECKED, compared="equal"), "attention gpu kernel, equal"),
+        (AttentionChoice("reference", AttentionReason.REQUESTED), "attention plain JAX (--attention reference)"),
+        (AttentionChoice("reference", AttentionReason.PLATFORM), "attention plain JAX"),
+    ],
+)
+def test_it_says_what_computes_attention(choice: AttentionChoice, line: str) -> None:
+    told = banner(None, ["h:1"], None, None, 1.0, attention=choice)
+    assert f"  {line}\n" in told
+    assert "WARNING" not in told
 
 
 def test_it_warns_of_keys_that_others_can_read() -> None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
+from jax.sharding import Mesh
 
+from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import memory_planner
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.memory_planner import MemoryPlan
+from jaxctx.engine.runner.memory_planner import TARGETS, MemoryPlan
+from jaxctx.engine.runner.mesh_plan import MeshPlan
+from jaxctx.engine.runner.mesh_targets import mesh_target
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.weights import convert
@@ -65,7 +73,7 @@ def test_the_table(directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     Planned(monkeypatch)
     assert main(["plan", directory, "--target", "here"], {}) == OK
     assert capsys.readouterr().out.splitlines() == [
-        f"{directory} on here",
+        f"{directory} on here: page 16, 32 at once, 512 rows a step (defaults of this CPU)",
         "  memory                 16,384.0 MiB",
         "  weights                 1,536.0 MiB",
         "  sampling                    1.0 MiB",
@@ -77,6 +85,47 @@ def test_the_table(directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         "  tokens                    8,192",
         "  contexts of 4096              2",
     ]
+
+
+def test_the_same_as_json(directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    Planned(monkeypatch)
+    assert main(["plan", directory, "--json", "--max-batch", "4"], {}) == OK
+    assert json.loads(capsys.readouterr().out) == {
+        "model": directory,
+        "target": "here",
+        "page_size": 16,
+        "max_batch": 4,
+        "max_batch_tokens": 512,
+        "moving_pages": 2,
+        "reason": "requests as set, the rest defaults of this CPU",
+        "memory_bytes": 1 << 34,
+        "weights_bytes": 3 << 29,
+        "sampling_bytes": 1 << 20,
+        "temporaries_bytes": 5 << 20,
+        "code_bytes": 0,
+        "left_bytes": -12345 << 10,
+        "kv_bytes": 123456,
+        "pages": 512,
+        "tokens": 8192,
+        "contexts_of_4096": 2,
+    }
+    Planned(monkeypatch, pages=0)
+    assert main(["plan", directory, "--json"], {}) == MODEL
+
+
+@pytest.mark.parametrize(("target", "page_size", "platform"), [("v5e", 128, "TPU"), ("h200", 64, "GPU")])
+def test_a_chips_own_sizes_compile_for_it(
+    target: str, page_size: int, platform: str, directory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if jax.__version_info__ < (0, 11, 2) or find_spec(TARGETS[target].module) is None:
+        pytest.skip(f"the compiler for {target} is not installed: .ci/run has a stage with it")
+    assert main(["plan", directory, "--target", target, "--json"], {}) == OK
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    sizes = (found["page_size"], found["max_batch"], found["max_batch_tokens"])
+    assert (sizes, found["reason"]) == ((page_size, 256, 2048), f"defaults of this {platform}")
+    assert found["tokens"] == found["pages"] * page_size >= 256 * 64
+    assert "compiling: 3/3 step of 2048 rows" in captured.err
 
 
 def test_settings_and_shapes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +157,37 @@ def test_weights_are_planned_as_a_directory_stores_them(tmp_path: Path, monkeypa
     assert planned.program._model.weights_dtype == "float8_e4m3fn"
 
 
+class OnEightDevices:
+    """In place of a machine that is described, this one's eight devices; and in place of compiling, what was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+        self.tokens = tokens
+        monkeypatch.setattr(engine_builder, "compiling_for_target", lambda name, target: nullcontext(jax.devices()))
+        monkeypatch.setattr(engine_builder, "plan_mesh", self)
+
+    def __call__(self, with_layers: Any, layers: int, config: EngineConfig, mesh: Mesh, *rest: Any) -> MeshPlan:
+        self.model, self.layers, self.config, self.mesh = with_layers(2)[0], layers, config, mesh
+        self.memory, self.share, _ = rest
+        memory = MemoryPlan(1 << 34, 3 << 29, 1 << 20, 5 << 20, 0, 1, 2, self.tokens // 16, self.tokens, 0)
+        return MeshPlan(mesh.size, dict(mesh.shape), memory, config.max_batch_tokens, (), (), ())
+
+
+def test_several_chips(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    planned = OnEightDevices(monkeypatch, tokens=160)
+    assert main(["plan", "llama-3.1-70b", "--target", "8xh100", "--memory-fraction", "0.5"], {}) == OK
+    assert capsys.readouterr().out.startswith(
+        "llama-3.1-70b on 8xh100: page 16, 32 at once, 512 rows a step (defaults of this CPU)\n"
+        "  chips                         8 (kv 8 × group 1)"
+    )
+    assert (planned.layers, planned.model.config.layers, planned.model.config.width) == (80, 2, 8192)
+    assert (planned.memory, planned.share) == (mesh_target("8xh100").target.memory, 0.5)
+    assert main(["plan", "llama-3.1-70b", "--target", "8xh100", "--tensor", "8", "--kv-tokens", "161"], {}) == MODEL
+    assert main(["plan", "llama-3.1-70b", "--target", "8xh100", "--tensor", "4"], {}) == USAGE
+    assert "--tensor: 8xh100 has 8 devices" in capsys.readouterr().err
+    assert main(["plan", "--target", "8xh100"], {}) == USAGE  # the bundled model has four query heads
+    assert "8 devices do not divide the model's heads = 4 on kv_heads = 2; these" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_has_a_status(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Planned(monkeypatch)
     assert main(["plan", directory, "--kv-tokens", "8192"], {}) == OK
@@ -122,10 +202,14 @@ def test_what_does_not_fit_has_a_status(directory: str, monkeypatch: pytest.Monk
     ("argv", "status", "message"),
     [
         (["--tensor", "2"], USAGE, "--tensor: a plan is for one chip"),
+        (["--target", "v5e-17"], USAGE, "--target: 'v5e-17' is not known; known are here, v5e, "),
+        (["--target", "h100x8"], USAGE, "--target: 'h100x8' is not known; known are here, v5e, "),
+        (["--target", "v5e-16"], USAGE, "v5e-16: "),
         (["/no/such/model"], MODEL, "/no/such/model: does not exist"),
         (["--kv-tokens", "9", "--memory-fraction", "0.5"], USAGE, "only one of them may be set"),
         (["--target", "v5e"], USAGE, "v5e: "),
         (["--target", "h200"], USAGE, "h200: "),
+        (["--target", "a100-80gb"], USAGE, "a100-80gb: its compiler is not installed"),
     ],
 )
 def test_mistakes_are_one_line(

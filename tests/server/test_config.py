@@ -77,6 +77,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "kv_dtype": ("int8", "int8"),
     "weights_dtype": ("float8_e4m3fn", "float8_e4m3fn"),
     "tensor": ("2", 2),
+    "attention": ("reference", "reference"),
     "page_size": ("32", 32),
     "kv_tokens": ("1000", 1000),
     "memory_fraction": ("0.5", 0.5),
@@ -160,6 +161,8 @@ def test_each_setting_from_each_source(name: str, tmp_path: Path) -> None:
         ("--disk-file pages", "--disk-file: means nothing without --disk-tokens"),
         ("--disk-tokens 31 --page-size 32", "--disk-tokens: must be 0, or at least --page-size"),
         ("--host-tokens 31", "--host-tokens: must be 0, or at least twice --page-size"),
+        ("--disk-tokens 15", "--disk-tokens: must be 0, or at least --page-size"),
+        ("--max-context-tokens 1000 --kv-tokens 500 --page-size 16", "--max-context-tokens: there are only 512 tokens"),
         ("--tls-cert c", "--tls-key: must be set with --tls-cert"),
         ("--tls-key k", "--tls-cert: must be set with --tls-key"),
         ("--tls-client-ca r", "--tls-client-ca: needs --tls-cert and --tls-key"),
@@ -185,6 +188,15 @@ def test_flags_that_do_not_go_together_are_refused_at_once(flags: str, message: 
 @pytest.mark.parametrize("flags", ["--disk-tokens 64", "--disk-tokens 64 --host-tokens 32 --disk-file pages"])
 def test_flags_that_go_together(flags: str) -> None:
     assert read(*flags.split()).disk_tokens == 64
+
+
+@pytest.mark.parametrize(
+    "flags", ["--max-batch 4096", "--max-batch-tokens 4", "--kv-tokens 500 --max-context-tokens 512"]
+)
+def test_what_some_platform_can_do_is_not_refused_before_it_is_known(flags: str) -> None:
+    config = read(*flags.split())
+    assert config.page_size is None
+    assert None in (config.max_batch, config.max_batch_tokens)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +309,7 @@ def test_help_documents_every_setting(monkeypatch: pytest.MonkeyPatch, capsys: p
         "Serve a model over gRPC and HTTP. Without MODEL: the bundled one.",
         "MODEL --model Directory of a model",
         "convert Write a model as an Orbax checkpoint",
-        "Tokens per KV page. [default: 16]",
+        "Tokens per KV page. None: the platform's, 16 on a CPU, 64 on a GPU, 128 on a TPU (16 where KV has 8 bits).",
         "TCP port of gRPC; 0 picks a free one, which the banner shows. [default: 50051]",
         "[choices: debug, info, warning, error]",
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,24 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxctx.engine.config import page_bytes
+from jaxctx.engine.attention import AttentionChoice, AttentionReason
+from jaxctx.engine.config import EngineConfig, page_bytes
+from jaxctx.engine.default_sizes import Sizes
+from jaxctx.engine.factory import ServedModel
 from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.kernel_check import empty_report
+from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
 from jaxctx.engine.runner.memory_planner import MemoryPlan
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.config import ModelConfig
+from jaxctx_kernels import KernelChoice
 from jaxctx_server import engine_builder
-from jaxctx_server.config import ServeConfig
+from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
 from jaxctx_server.errors import MODEL, USAGE, StartError
 from scripts.checkpoints import write_random
 from tests.echo import echo_model, echo_text
+from tests.jaxctx.engine.runner.test_kernel_report import case
+from tests.planted_kernels import WRONG, plant_kernel, right
 from tests.serve_echo import put_echo_in_place
 
 
@@ -157,7 +166,9 @@ def test_what_goes_to_disk_passes_host_memory(monkeypatch: pytest.MonkeyPatch, e
         return configs[-1].host_pages, configs[-1].disk_pages
 
     assert tiers() == (0, 0)
+    assert configs[-1].host_tier_in_words == ""
     assert tiers(disk_tokens=320) == (20, 20)
+    assert configs[-1].host_tier_in_words == "320 tokens in 20 pages (as many as on the disk)"
     assert tiers(disk_tokens=16) == (2, 1)
     assert tiers(disk_tokens=32000) == (100, 2000)
     assert tiers(disk_tokens=320, host_tokens=160) == (10, 20)
@@ -172,6 +183,7 @@ def test_sizes(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
         return configs[-1].pages, configs[-1].max_context_tokens
 
     assert sizes() == (32 * 8192 // 16, 8192)
+    assert configs[-1].sizes_in_words == "page 16, 32 at once, 512 rows a step (defaults of this CPU)"
     assert sizes(max_batch=2, max_context_tokens=100) == (13, 100)
     assert sizes(kv_tokens=1000, page_size=64) == (16, 1024)  # a context cannot be longer than the room there is
     assert configs[-1].pin_budget == 8
@@ -197,38 +209,206 @@ def test_how_long_an_output_may_be_that_does_not_say(
     assert (default(model=str(tmp_path)), default(model=str(tmp_path), default_max_tokens=9)) == (4096, 9)
 
 
-def test_an_accelerator_has_the_pages_that_its_plan_says(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
-    """On a CPU that says it is one."""
-    configs, planned = [], []
+class Accelerator:
+    """A CPU that says it is an accelerator, and a planner that answers with `tokens` of each plan, in turn."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, platform: str, memory: int = 64 << 20) -> None:
+        self.tokens: list[int | Exception] = []
+        self.planned: list[tuple[EngineConfig, int, float]] = []
+        self.configs: list[EngineConfig] = []
+        self.memory = memory
+        monkeypatch.setattr(engine_builder, "open_engine", self._open)
+        monkeypatch.setattr(engine_builder, "compiling_for", self._compiling_for)
+        monkeypatch.setattr(engine_builder, "plan_memory", self._plan)
+        monkeypatch.setattr(jax, "default_backend", lambda: platform)
+
+    def build(self, **settings: Any) -> EngineConfig:
+        engine_builder.build_engine(ServeConfig(compile_cache=None, **settings), Silent())
+        return self.configs[-1]
+
+    def _open(self, served: object, config: EngineConfig, **_: object) -> _Engine:
+        self.configs.append(config)
+        return _Engine()
 
     @contextmanager
-    def accelerator(name: str) -> Iterator[tuple[Sequence[jax.Device], int]]:
+    def _compiling_for(self, name: str) -> Iterator[tuple[Sequence[jax.Device], int]]:
         assert name == "here"
-        yield jax.devices(), 64 << 20
+        yield jax.devices(), self.memory
 
-    def plan_memory(program: CompiledModel, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
-        planned.append((program._config.pages, memory, share))
-        return MemoryPlan(0, 0, 0, 0, 0, 0, 0, 600, 9600, 2)
+    def _plan(self, program: CompiledModel, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
+        config = program._config
+        self.planned.append((config, memory, share))
+        tokens = self.tokens.pop(0) if len(self.tokens) > 1 else self.tokens[0]
+        if isinstance(tokens, Exception):
+            raise tokens
+        return MemoryPlan(0, 0, 0, 0, 0, 0, 0, tokens // config.page_size, tokens, tokens // 4096)
 
-    monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
-    monkeypatch.setattr(engine_builder, "compiling_for", accelerator)
-    monkeypatch.setattr(engine_builder, "plan_memory", plan_memory)
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+def test_an_accelerator_has_the_pages_that_its_plan_says(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
+    accelerator = Accelerator(monkeypatch, "tpu")
+    accelerator.tokens = [9600]
 
     def sizes(**settings: Any) -> tuple[int, int]:
-        engine_builder.build_engine(ServeConfig(compile_cache=None, **settings), Silent())
-        return configs[-1].pages, configs[-1].host_pages
+        config = accelerator.build(page_size=16, max_batch_tokens=512, **settings)
+        return config.pages, config.host_pages
 
     echo_page = page_bytes(echo_model().model.kv, 16)
-    assert sizes(memory_fraction=0.7) == (600, 600)
-    (pages, memory, share) = planned[0]
+    assert sizes(max_batch=32, memory_fraction=0.7) == (600, 600)
+    (config, memory, share) = accelerator.planned[0]
     assert (memory, share) == (64 << 20, 0.7)
-    assert 0.4 < pages * echo_page / memory <= 0.5  # such an engine fits surely
-    assert sizes() == (600, 600)
+    assert 0.4 < config.pages * echo_page / memory <= 0.5  # such an engine fits surely
+    assert sizes(max_batch=32) == (600, 600)
     assert sizes(max_batch=1) == (512, 512)  # for one context of full length
-    assert len(planned) == 3
-    assert sizes(kv_tokens=16) == (1, 2)
-    assert len(planned) == 3  # nothing is compiled where nothing depends on it
+    assert len(accelerator.planned) == 3
+    assert sizes(max_batch=32, kv_tokens=16) == (1, 2)
+    assert len(accelerator.planned) == 3  # nothing is compiled where nothing depends on it
+
+
+@pytest.mark.parametrize(("platform", "page_size", "moving_pages"), [("gpu", 64, 8), ("tpu", 128, 4)])
+def test_an_accelerator_has_its_own_sizes(
+    platform: str, page_size: int, moving_pages: int, monkeypatch: pytest.MonkeyPatch, echo: None
+) -> None:
+    accelerator = Accelerator(monkeypatch, platform, memory=1 << 30)
+    accelerator.tokens = [65536]
+    config = accelerator.build()
+    assert (config.page_size, config.max_batch, config.max_batch_tokens) == (page_size, 256, 2048)
+    assert config.moving_pages == moving_pages
+    assert config.pages * page_size == 65536
+    assert config.sizes_reason == f"defaults of this {platform.upper()}"
+    assert config.host_tier_in_words == f"65,536 tokens in {config.pages:,} pages (as many as on the device)"
+    assert len(accelerator.planned) == 1, "the first choice fits: nothing is planned again"
+    assert accelerator.planned[0][0].max_batch == 256
+    config = accelerator.build(kv_tokens=4096)
+    assert (config.page_size, config.max_batch, len(accelerator.planned)) == (page_size, 256, 1)
+
+
+def test_sizes_that_leave_too_little_are_made_smaller(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
+    """What temporaries take is known only when it is compiled."""
+    accelerator = Accelerator(monkeypatch, "gpu", memory=1 << 30)
+    no_memory = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+    accelerator.tokens = [65535 // 64 * 64, no_memory, 16384]
+    config = accelerator.build()
+    assert [planned.max_batch for planned, *_ in accelerator.planned] == [256, 128, 64]
+    assert (config.max_batch, config.max_batch_tokens, config.pages) == (64, 512, 256)
+    assert config.sizes_reason == "defaults of this GPU, made smaller to leave memory for KV"
+    accelerator.planned.clear()
+    accelerator.tokens = [64]  # the smallest, though they have too little
+    config = accelerator.build()
+    assert [planned.max_batch for planned, *_ in accelerator.planned] == [256, 128, 64, 32, 16]
+    assert (config.max_batch, config.pages) == (16, 1)
+    accelerator.planned.clear()
+    assert accelerator.build(max_batch=256, max_batch_tokens=2048).max_batch == 256
+    assert len(accelerator.planned) == 1, "what is set is not changed"
+    accelerator.tokens = [no_memory]
+    with pytest.raises(StartError, match="memory is too small"):
+        accelerator.build()
+    accelerator.tokens = [jax.errors.JaxRuntimeError("INTERNAL: a defect")]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a defect"):
+        accelerator.build()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"host_tokens": 127}, "--host-tokens: must be 0, or at least two pages, of 64 tokens"),
+        ({"disk_tokens": 63}, "--disk-tokens: must be 0, or at least a page, of 64 tokens"),
+        ({"max_batch": 4096, "max_batch_tokens": 4096}, "--max-batch: what sampling remembers of 4,096 requests takes"),
+        ({"max_context_tokens": 65, "kv_tokens": 64}, "--max-context-tokens: there are only 64 tokens of KV"),
+    ],
+)
+def test_settings_that_cannot_work_on_an_accelerator(
+    settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, echo: None
+) -> None:
+    accelerator = Accelerator(monkeypatch, "gpu", memory=8 << 20)
+    accelerator.tokens = [65536]
+    error = refused(**settings)
+    assert error.exit_status == USAGE
+    assert message in str(error)
+    assert accelerator.configs == []
+
+
+def test_a_host_tier_says_why_it_has_its_size(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
+    accelerator = Accelerator(monkeypatch, "gpu")
+    accelerator.tokens = [65536]
+    assert accelerator.build(host_tokens=128).host_tier_in_words == "128 tokens in 2 pages (as set)"
+    assert accelerator.build(host_tokens=0).host_tier_in_words == ""
+    monkeypatch.setattr(engine_builder, "pages_in_host_memory", lambda *_: 100)
+    words = "6,400 tokens in 100 pages (what fits into 25% of the machine's memory)"
+    assert accelerator.build().host_tier_in_words == words
+
+
+@pytest.mark.parametrize("mistake", [None, "page", "does not compile"])
+def test_attention_is_chosen_by_the_check_before_memory_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str | None
+) -> None:
+    """On a CPU that has a kernel, right or wrong."""
+    chosen, planned = [], []
+
+    def open_engine(served: ServedModel, config: EngineConfig, *, attention: AttentionChoice, **_: Any) -> _Engine:
+        chosen.append(attention)
+        return _Engine()
+
+    def fitting(
+        config: ServeConfig, served: ServedModel, mesh: Any, kernel: KernelChoice, progress: Any
+    ) -> tuple[Sizes, int]:
+        planned.append(kernel)
+        return Sizes(16, 4, 4, moving_pages=2, reason=""), 16
+
+    monkeypatch.setattr(engine_builder, "open_engine", open_engine)
+    monkeypatch.setattr(engine_builder, "_fitting_sizes", fitting)
+    sizes = {"model": windowed(tmp_path), "max_batch": 4, "max_batch_tokens": 4, "compile_cache": None}
+    with plant_kernel(right if mistake is None else WRONG[mistake][0]):
+        engine_builder.build_engine(ServeConfig(**sizes), Silent())
+        if mistake is not None:
+            config = ServeConfig(**sizes, attention="kernel")
+            with pytest.raises(StartError, match=r"^--attention: kernel: tpu: ") as raised:
+                engine_builder.build_engine(config, Silent())
+            assert raised.value.exit_status == USAGE
+        engine_builder.build_engine(ServeConfig(**sizes, attention="reference"), Silent())
+    first, last = chosen
+    reason = {None: "checked", "page": "differs", "does not compile": "does_not_compile"}[mistake]
+    assert (first.implementation, first.reason) == ("tpu" if mistake is None else "reference", reason)
+    assert planned[0] == KernelChoice(first.implementation, first.why_no_kernel)
+    assert last == AttentionChoice("reference", AttentionReason.REQUESTED)
+    assert planned[-1] == KernelChoice("reference")
+
+
+def test_a_cpu_has_no_kernel_to_demand(tmp_path: Path) -> None:
+    error = refused(model=windowed(tmp_path), attention="kernel")
+    assert str(error) == "--attention: kernel: there is none here: the path of a CPU is plain JAX"
+    with pytest.raises(StartError, match="--attention: kernel: there is none here"):
+        engine_builder.plan(PlanConfig(model=str(tmp_path), attention="kernel"), Silent())
+
+
+def test_a_check_needs_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a mesh, too; and where the kernel fails nothing is timed."""
+    windowed(tmp_path)
+    for file in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / file).unlink()
+    programs, timed, begun = [], [], []
+    verdict = Verdict.EQUAL
+
+    def check_kernels(program: CompiledModel, name: str, on_case: Any) -> KernelReport:
+        programs.append((program, name))
+        return replace(empty_report(program, name), cases=[case("tpu", verdict)])
+
+    monkeypatch.setattr(engine_builder, "check_kernels", check_kernels)
+    monkeypatch.setattr(engine_builder, "time_kernels", lambda program: timed.append(program) or ())
+
+    def check(**settings: Any) -> KernelReport:
+        return engine_builder.check(CheckConfig(compile_cache=None, **settings), lambda _, name: begun.append(name))
+
+    assert check(model=str(tmp_path)).cases[0].verdict is Verdict.EQUAL
+    verdict = Verdict.DIFFERS
+    assert check(model=str(tmp_path)).cases[0].verdict is Verdict.DIFFERS
+    assert [name for _, name in programs] == [tmp_path.name] * 2
+    assert timed == [programs[0][0]]
+    assert begun == ["timings"]
+    check(model="qwen3-0.6b", tensor=2)
+    program, name = programs[-1]
+    assert (name, program.mesh.size) == ("qwen3-0.6b", 2)
+    with pytest.raises(StartError, match="--attention: kernel: there is none here"):
+        check(attention="kernel")
 
 
 class _Engine:

@@ -11,14 +11,16 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import page_functions
-from jaxctx.engine.runner.step import KVCache, Pools, StepShape, make_step
+from jaxctx.engine.runner.compiler_options import compiler_options
+from jaxctx.engine.runner.step import KVCache, Pools, StepResult, StepShape, make_step
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import SlotState, allowed_words, load_allowed, load_slot, slot_state
-from jaxctx.model.sharding import KV_POOL_AXES, TENSOR, logical_sharding
+from jaxctx.model.sharding import GROUP, KV, KV_POOL_AXES, logical_sharding
 from jaxctx_kernels import KernelChoice, kv_pages_struct, metadata_shape, select_kernel
 
 
@@ -51,11 +53,21 @@ class CompiledModel:
     what takes longest first. Of these, `needed_functions` serve every request, as a batch may be padded into the
     largest step of its kind; `faster_functions`, in the order of their use, are the steps of smaller batches.
     `params`, `pools` and `state` describe the arrays; `page` a page outside the pools; `kernel` says what computes
-    attention.
+    attention; `compiler_options` are those with which the functions are to be compiled.
     """
 
-    def __init__(self, model: Model, params: Params, config: EngineConfig, place: Mesh | jax.Device) -> None:
-        """`params` may be arrays or ShapeDtypeStructs; only their shapes, types and, under a mesh, places are kept."""
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        config: EngineConfig,
+        place: Mesh | jax.Device,
+        kernel: KernelChoice | None = None,
+    ) -> None:
+        """`params` may be arrays or ShapeDtypeStructs; only their shapes, types and, under a mesh, places are kept.
+
+        `kernel`: what is to compute attention; None: what suits the device and the pages.
+        """
         self._model, self._config = model, config
         self._mesh = place if isinstance(place, Mesh) else None
         self.replicated: Sharding = (
@@ -64,11 +76,11 @@ class CompiledModel:
         """The sharding of arrays that are not split."""
         device: Any = next(iter(self.replicated.device_set))
         self.platform: str = device.platform
+        self.compiler_options = compiler_options(self.platform)
         self.params = jax.tree.map(self._param_struct, params)
         self.pools = self._make_pools()
-        pools_are_split = jax.tree.leaves(self.pools)[0].sharding != self.replicated
-        self._pools_mesh = self._mesh if pools_are_split else None
-        self.kernel = self._select_kernel(device)
+        suited = self._select_kernel(device)
+        self.kernel = suited if kernel is None else kernel._replace(processors=suited.processors)
         state = jax.eval_shape(partial(slot_state, config.max_batch, model.vocab_size))
         self.state: SlotState = jax.tree.map(lambda array: self._struct(array.shape, array.dtype), state)
         self.shapes = self._step_shapes()
@@ -85,31 +97,85 @@ class CompiledModel:
         self.host_sharding = page_functions.host_sharding(self.page.sharding)
         """Where pages lie that left the device."""
 
+    @property
+    def model(self) -> Model:
+        """The model, without its parameters."""
+        return self._model
+
+    @property
+    def config(self) -> EngineConfig:
+        """The sizes of the engine."""
+        return self._config
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh that everything is split over; None: it is on one device."""
+        return self._mesh
+
     def lower(self, function: Function) -> jax.stages.Lowered:
         """Trace a function, with the arrays that it updates donated."""
         layers = self._model.kv.layers
         page_ids = self._int32(self.pages_per_call)
+        # What is updated in place stays where it is. On a mesh the compiler might split it further, and copy it.
+        pools, state = (jax.tree.map(lambda array: array.sharding, each) for each in (self.pools, self.state))
         match function:
             case StepShape():
-                step = jax.jit(make_step(self._model, function, self._pools_mesh), donate_argnums=(1, 2))
-                return step.lower(self.params, self.pools, self.state, self._int32(function.size))
+                step = make_step(self._model, function, self._mesh)
+                jitted = jax.jit(step, donate_argnums=(1, 2), out_shardings=(pools, state, self.replicated, None))
+                return jitted.lower(*self._step_arguments(function))
             case StateFunction.COPY_PAGES:
-                copy = jax.jit(partial(page_functions.copy_pages, layers), donate_argnums=0)
+                copy = jax.jit(partial(page_functions.copy_pages, layers), donate_argnums=0, out_shardings=pools)
                 return copy.lower(self.pools, self._int32(2, self.pages_per_call))
             case StateFunction.SAVE_PAGES:
                 save = jax.jit(partial(page_functions.read_pages, layers), out_shardings=self.host_sharding)
                 return save.lower(self.pools, page_ids)
             case StateFunction.LOAD_PAGES:
                 page = self._struct(self.page.shape, self.page.dtype, self.host_sharding)
-                write = partial(page_functions.write_pages, layers, on_device=self.page.sharding)
-                load = jax.jit(write, donate_argnums=0)
+                places = (self.page.sharding, self._page_in_pools())
+                load = jax.jit(
+                    partial(page_functions.write_pages, layers, places=places), donate_argnums=0, out_shardings=pools
+                )
                 return load.lower(self.pools, page_ids, (page,) * self.pages_per_call)
             case StateFunction.LOAD_SLOT:
                 words = self._int32(1 + 2 * self._model.vocab_size)
-                return jax.jit(load_slot, donate_argnums=0).lower(self.state, words)
+                return jax.jit(load_slot, donate_argnums=0, out_shardings=state).lower(self.state, words)
             case StateFunction.LOAD_ALLOWED:
                 words = self._int32(self.masks_per_call, 1 + self.allowed_words)
-                return jax.jit(load_allowed, donate_argnums=0).lower(self.state, words)
+                return jax.jit(load_allowed, donate_argnums=0, out_shardings=state).lower(self.state, words)
+
+    @property
+    def description(self) -> str:
+        """Everything but code that decides which programs are traced for a model of `jaxctx.model`."""
+        arguments = self.params, self.pools, self.state
+        return repr((self._model, self._config, self.platform, self.kernel, arguments))
+
+    def export_step(self, shape: StepShape) -> export.Exported:
+        """Trace a step, for one device, as a program that can be kept. Its arguments and results are a flat list."""
+        step = make_step(self._model, shape, self._mesh)
+        arguments, tree = jax.tree.flatten(self._step_arguments(shape))
+
+        def flat(*arguments: jax.Array) -> list[jax.Array]:
+            return jax.tree.leaves(step(*jax.tree.unflatten(tree, arguments)))
+
+        return export.export(jax.jit(flat))(*arguments)
+
+    def lower_exported(self, shape: StepShape, program: export.Exported) -> jax.stages.Lowered:
+        """What `lower` returns for the step, from a program that `export_step` made of it, maybe in another process."""
+        pools, state = len(jax.tree.leaves(self.pools)), len(self.state)
+
+        def step(*arguments: Any) -> StepResult:
+            results = program.call(*jax.tree.leaves(arguments))
+            return (
+                jax.tree.unflatten(jax.tree.structure(self.pools), results[:pools]),
+                SlotState(*results[pools : pools + state]),
+                results[pools + state],
+                results[pools + state + 1] if shape.mask_words else None,
+            )
+
+        return jax.jit(step, donate_argnums=(1, 2)).lower(*self._step_arguments(shape))
+
+    def _step_arguments(self, shape: StepShape) -> tuple[Any, ...]:
+        return self.params, self.pools, self.state, self._int32(shape.size)
 
     def _make_pools(self) -> Pools:
         """One K and one V array a layer, page 0 of each being scratch.
@@ -119,21 +185,31 @@ class CompiledModel:
         spec = self._model.kv
         layers_per_cache = spec.layers if self.platform == "cpu" and self._mesh is None else 1
         pages = layers_per_cache * (self._config.pages + 1)
-        stored = kv_pages_struct(spec.kv_heads, pages, self._config.page_size, spec.head_dim, spec.dtype, self.platform)
-        sharding = self.replicated
-        stored_heads = jax.tree.leaves(stored)[0].shape[0]
-        if self._mesh is not None and stored_heads % self._mesh.shape[TENSOR] == 0:
-            sharding = logical_sharding(self._mesh, KV_POOL_AXES)
-        pool = jax.tree.map(lambda array: self._struct(array.shape, array.dtype, sharding), stored)
+        parts = 1 if self._mesh is None else self._mesh.shape[KV]
+        sharding = self.replicated if self._mesh is None else logical_sharding(self._mesh, KV_POOL_AXES)
+        size, heads = self._config.page_size, spec.kv_heads // parts
+        part = kv_pages_struct(heads, pages, size, spec.head_dim, spec.dtype, self.platform)  # that a device holds
+        pool = jax.tree.map(
+            lambda array: self._struct((parts * array.shape[0], *array.shape[1:]), array.dtype, sharding), part
+        )
         return (KVCache(pool, pool),) * (spec.layers // layers_per_cache)
 
     def _select_kernel(self, device: Any) -> KernelChoice:
-        """What computes attention; of each device alike."""
-        choice = select_kernel(device, self.pools[0].k)
-        if choice.name != "reference" and self._pools_mesh is None and len(self.replicated.device_set) > 1:
-            # XLA does not split a kernel over a mesh, nor can what it reads be split where there are too few heads.
-            return KernelChoice("reference", "the model's KV heads cannot be split over the devices")
-        return choice
+        """What computes attention; of each device alike, over the query heads that it has of each KV head."""
+        groups = 1 if self._mesh is None else self._mesh.shape[GROUP]
+        return select_kernel(
+            device,
+            self.pools[0].k,
+            self._model.kv.group // groups,
+            rows=self._config.row_buckets()[-1],
+            max_context_tokens=self._config.max_context_tokens,
+        )
+
+    def _page_in_pools(self) -> Sharding:
+        """Where a page must be to be written to the pools: each device has all of its KV heads' part."""
+        if self._mesh is None:
+            return self.replicated
+        return NamedSharding(self._mesh, PartitionSpec(None, None, KV))
 
     def _step_shapes(self) -> tuple[StepShape, ...]:
         buckets = (ONE_ROW if self.platform == "cpu" else ()) + self._config.row_buckets()
@@ -149,7 +225,9 @@ class CompiledModel:
 
     def _step_shape(self, rows: int, samples: int, mask_words: int = 0) -> StepShape:
         config, pages = self._config, self._config.pages + 1
-        metadata = metadata_shape(rows, config.page_size, config.max_context_tokens, pages, self.kernel.name)
+        metadata = metadata_shape(
+            rows, config.page_size, config.max_context_tokens, pages, self.kernel.name, self.kernel.processors
+        )
         return StepShape(rows, min(rows, samples), metadata, mask_words)
 
     def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:

@@ -21,33 +21,51 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int32
 
+from jaxctx.engine.attention import AttentionChoice
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.runner.attention_choice import kernel_of, unchecked
 from jaxctx.engine.runner.compiled_model import CompiledModel, Function, StateFunction
+from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.step import StepInputs, StepShape, unpack_inputs
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import row_words, slot_words
+from jaxctx.model.sharding import put
 
 Executable = Callable[..., Any]
 CompileProgress = Callable[[str, int, int], None]
 """Called with the name of what was compiled, how many functions are compiled, and of how many."""
 
 MAX_COMPILE_THREADS = 8
-CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}  # where a CPU has such vectors; XLA's own choice is 256
 
 
 class ModelRunner:
     """The arrays and executables of one engine."""
 
-    def __init__(self, model: Model, params: Params, config: EngineConfig, mesh: Mesh | None = None) -> None:
-        """Allocates the page arrays. `mesh`: everything is split over it, as `params` are already."""
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        config: EngineConfig,
+        mesh: Mesh | None = None,
+        attention: AttentionChoice | None = None,
+        lowering_cache: LoweringCache | None = None,
+    ) -> None:
+        """Allocates the page arrays. `mesh`: everything is split over it, as `params` are already.
+
+        `attention`: what computes it; None: what suits the device, without a comparison. `lowering_cache` is used for
+        the steps on one CPU; a model whose `repr` does not tell all about it has none.
+        """
         self._params = params
         self._config = config
-        self._compiled_model = CompiledModel(model, params, config, mesh or jax.devices()[0])
+        kernel = None if attention is None else kernel_of(attention)
+        self._compiled_model = CompiledModel(model, params, config, mesh or jax.devices()[0], kernel)
+        on_one_cpu = self._compiled_model.platform == "cpu" and mesh is None
+        self._lowering_cache = lowering_cache if on_one_cpu else None  # kernels' programs need not be stable
         described = self._compiled_model.pools, self._compiled_model.state
         self._pools, self._state = jax.tree.map(_zeros, described)
         self._neutral_sampling = row_words()
         self._compiled: dict[Function, Executable] = {}
-        self.kernel = self._compiled_model.kernel
+        self.attention = attention or unchecked(self._compiled_model)
         self.compilations_after_ready = 0  # on threads that count them
         self.shapes = self._compiled_model.shapes
         self.custom_mask_shapes = self._compiled_model.custom_mask_shapes
@@ -60,7 +78,7 @@ class ModelRunner:
         self.page_bytes = page.size * self.page_dtype.itemsize  # on all devices together
         self._host_sharding = self._compiled_model.host_sharding
         self._has_host_memory = self._host_sharding is not page.sharding  # that the device reaches by itself
-        self._padding_page = jax.device_put(np.zeros(self.page_shape, self.page_dtype), self._host_sharding)
+        self._padding_page = put(np.zeros(self.page_shape, self.page_dtype), self._host_sharding)
 
     def compile(self, progress: CompileProgress | None = None, threads: int | None = None) -> None:
         """Compile every step shape, page moves and slot loads, then run each once on scratch data."""
@@ -111,8 +129,12 @@ class ModelRunner:
         self._warm_up([function for function in functions if isinstance(function, StepShape)])
 
     def _compile(self, function: Function) -> None:
-        options = CPU_OPTIONS if self._compiled_model.platform == "cpu" else None
-        self._compiled[function] = self._compiled_model.lower(function).compile(options)
+        self._compiled[function] = self._lower(function).compile(self._compiled_model.compiler_options)
+
+    def _lower(self, function: Function) -> jax.stages.Lowered:
+        if self._lowering_cache is not None and isinstance(function, StepShape):
+            return self._lowering_cache.lower(self._compiled_model, function)
+        return self._compiled_model.lower(function)
 
     def _warm_up(self, shapes: Sequence[StepShape]) -> None:
         """Call these steps, and all else, once on scratch data: a first call does work of its own."""
@@ -198,8 +220,7 @@ class ModelRunner:
         Any thread may call this, so that the step thread need not copy the bytes.
         """
         array = np.frombuffer(data, self.page_dtype).reshape(self.page_shape)
-        page: jax.Array = jax.device_put(array, self._host_sharding)
-        return page
+        return put(array, self._host_sharding)
 
     def load_pages(self, pages: Sequence[int], data: Sequence[jax.Array | np.ndarray]) -> None:
         """Put `data`, arrays of `save_pages` or `page_shape` in numpy, into the pages before all later steps.
@@ -207,7 +228,7 @@ class ModelRunner:
         numpy arrays must not be written to afterwards.
         """
         for start, ids in self._page_id_calls(pages):
-            arrays = [jax.device_put(page, self._host_sharding) for page in data[start : start + len(ids)]]
+            arrays = [put(page, self._host_sharding) for page in data[start : start + len(ids)]]
             arrays += [self._padding_page] * (len(ids) - len(arrays))
             self._pools = self._compiled[StateFunction.LOAD_PAGES](self._pools, ids, tuple(arrays))
 
@@ -242,8 +263,7 @@ class ModelRunner:
             yield start, self._put(padded)
 
     def _put(self, array: np.ndarray) -> jax.Array:
-        placed: jax.Array = jax.device_put(array, self._compiled_model.replicated)
-        return placed
+        return put(array, self._compiled_model.replicated)
 
     @contextmanager
     def count_compilations(self) -> Iterator[None]:

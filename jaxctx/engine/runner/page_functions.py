@@ -4,6 +4,10 @@ Page 0 is scratch; callers pad with it. Outside the pools a page is one array of
 `[layers, 2, kv_heads, page_size, head_dim]`: keys and values; or of bytes where 8 bits are stored, a scale of four
 bytes after each token's numbers. So a page can be kept, checked and given up on its own, and its bytes are the same on
 every platform. All but the last two functions are traced.
+
+On a mesh a page outside the pools is in as many parts as there are devices: by KV heads over "kv", and where a KV head
+is on several devices, by tokens (or what else divides) over these. So every byte leaves and comes back once, a part of
+it by each; on its way back into the pools devices that share KV heads exchange their parts.
 """
 
 from functools import partial
@@ -15,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 import jaxctx_kernels as kernels
 from jaxctx.engine.runner.step import KVCache, Pools
+from jaxctx.model.sharding import GROUP, KV
 
 PageArrays: TypeAlias = tuple[jax.Array, ...]
 
@@ -45,9 +50,17 @@ def read_pages(layers: int, pools: Pools, pages: jax.Array) -> PageArrays:
     return tuple(stacked[:, i] for i in range(len(pages)))
 
 
-def write_pages(layers: int, pools: Pools, pages: jax.Array, data: PageArrays, on_device: Sharding) -> Pools:
-    """Write one array of `data` to each of the pages `[n]`, after bringing it to where `on_device` says."""
-    arrived = [jax.device_put(page, on_device) for page in data]
+def write_pages(
+    layers: int, pools: Pools, pages: jax.Array, data: PageArrays, places: tuple[Sharding, Sharding]
+) -> Pools:
+    """Write one array of `data` to each of the pages `[n]`.
+
+    `places`: first each part is brought to its device, and from there to all devices whose pools hold it.
+    """
+    on_device, in_pools = places
+    # Without the barrier a TPU's compiler would have the hosts exchange the parts, before they are brought to devices.
+    parts = jax.lax.optimization_barrier([jax.device_put(page, on_device) for page in data])
+    arrived = [jax.device_put(part, in_pools) for part in parts]
     layers_per_cache = layers // len(pools)
     ids = ids_in_layers(pools, layers, pages).reshape(-1, len(arrived))  # [layers of a KVCache, n]
     written = list(pools)
@@ -63,13 +76,26 @@ def write_pages(layers: int, pools: Pools, pages: jax.Array, data: PageArrays, o
 
 
 def page_struct(layers: int, pools: Pools) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a page outside the pools, split over devices as the pools are."""
+    """Shape and dtype of a page outside the pools, split over all devices that the pools are on."""
     page = jax.eval_shape(partial(read_pages, layers), pools, jax.ShapeDtypeStruct((1,), jnp.int32))[0]
     sharding = jax.tree.leaves(pools)[0].sharding
     if isinstance(sharding, NamedSharding):
-        spec = PartitionSpec(None, None, *sharding.spec[:1])  # of a pool the first axis, of a page the third: KV heads
+        spec = page_spec(page.shape, sharding.mesh.shape[GROUP])
         sharding = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
     return jax.ShapeDtypeStruct(page.shape, page.dtype, sharding=sharding)
+
+
+def page_spec(shape: tuple[int, ...], group: int) -> PartitionSpec:
+    """How a page of this shape is split: KV heads over "kv", and over "group" the first of its tokens, layers and
+    numbers of a token that divides. If none does, devices along "group" all hold and move the same.
+    """
+    axes: list[str | None] = [None, None, KV, None, None]
+    tokens, layers, numbers = 3, 0, 4
+    for axis in (tokens, layers, numbers):
+        if shape[axis] % group == 0:
+            axes[axis] = GROUP
+            break
+    return PartitionSpec(*axes)
 
 
 def host_sharding(sharding: Sharding) -> Sharding:

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, PartitionSpec
 import jaxctx_kernels as kernels
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, Sampled, SlotState, sample, unpack_bits, unpack_rows
-from jaxctx.model.sharding import TENSOR
+from jaxctx.model.sharding import EVERY_DEVICE, KV
 
 _FORMATS = ["<i4", "<f4", f"{TOP_LOGPROBS}<i4", f"{TOP_LOGPROBS}<f4"]
 OUTPUT = np.dtype({"names": Sampled._fields, "formats": _FORMATS})
@@ -116,14 +116,15 @@ class PagedAttention:
     def __init__(
         self, pools: Pools, layers: int, inputs: StepInputs, shape: StepShape, mesh: Mesh | None = None
     ) -> None:
-        """`mesh`: the pools are split over it by their KV heads."""
+        """`mesh`: parameters and pools are split over it."""
         self.pools = tuple(pools)
+        self.mesh = mesh
         self.looped = len(pools) < layers
         self.kv_slots: jax.Array = inputs.kv_slots
         self.metadata = kernels.unpack_metadata(shape.metadata, inputs.metadata)
         self.metadata_shape = shape.metadata
         self.mask = unpack_mask(inputs.mask) if shape.mask_words else None
-        self._attend = _attention(shape.metadata, mesh)
+        self._write_and_attend = _attention(shape.metadata, mesh)
 
     def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         """Write the rows' k and v into the layer's pages, then attend. For shapes see `AttentionBackend`."""
@@ -132,27 +133,46 @@ class PagedAttention:
             first_page, index = layer * self.metadata_shape.pool_pages, 0
             kv_slots = kv_slots + first_page * self.metadata_shape.page_size
             metadata = metadata._replace(pages=metadata.pages + first_page)
-        cache = self.pools[index]
-        cache = KVCache(kernels.write_kv(cache.k, k, kv_slots), kernels.write_kv(cache.v, v, kv_slots))
+        attended, cache = self._write_and_attend(q, k, v, self.pools[index], kv_slots, metadata, self.mask)
         self.pools = (*self.pools[:index], cache, *self.pools[index + 1 :])
-        return self._attend(q, cache.k, cache.v, metadata, self.mask)
+        return attended
 
 
-def _attention(shape: kernels.MetadataShape, mesh: Mesh | None) -> Callable[..., jax.Array]:
-    """`kernels.attend` for this shape: `(q, k pages, v pages, metadata, mask) → [rows, heads, head_dim]`.
+Attended: TypeAlias = tuple[jax.Array, KVCache]
 
-    XLA cannot split a kernel over a mesh. So each device attends with its own heads: no head needs another one, and
-    all have the same metadata.
+
+def _attention(shape: kernels.MetadataShape, mesh: Mesh | None) -> Callable[..., Attended]:
+    """`write_and_attend` for this shape, without it.
+
+    XLA cannot split a kernel over a mesh. So each device writes and attends with its own heads: no head needs another
+    one, and all have the same slots and metadata. Devices along "group" have other query heads of the same KV heads.
     """
-    attend = partial(kernels.attend, shape=shape)
+    local = partial(write_and_attend, shape=shape)
     if mesh is None:
-        return attend
-    heads, pool, replicated = PartitionSpec(None, TENSOR), PartitionSpec(TENSOR), PartitionSpec()
-    read = (heads, pool, pool, replicated, replicated)
-    sharded: Callable[..., jax.Array] = jax.shard_map(
-        attend, mesh=mesh, in_specs=read, out_specs=heads, check_vma=False
+        return local
+    heads, kv_heads = PartitionSpec(None, EVERY_DEVICE), PartitionSpec(None, KV)  # the second axis, of rows
+    cache, replicated = PartitionSpec(KV), PartitionSpec()
+    read = (heads, kv_heads, kv_heads, cache, replicated, replicated, replicated)
+    sharded: Callable[..., Attended] = jax.shard_map(
+        local, mesh=mesh, in_specs=read, out_specs=(heads, cache), check_vma=False
     )
     return sharded
+
+
+def write_and_attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cache: KVCache,
+    kv_slots: jax.Array,
+    metadata: kernels.AttentionMetadata,
+    mask: jax.Array | None,
+    *,
+    shape: kernels.MetadataShape,
+) -> Attended:
+    """Write k and v into one layer's pages, then attend: float32 `[rows, heads, head_dim]`, and the pages."""
+    cache = KVCache(*kernels.write_rows(cache.k, cache.v, k, v, kv_slots, kernel=shape.kernel))
+    return kernels.attend(q, cache.k, cache.v, metadata, mask, shape=shape), cache
 
 
 StepResult = tuple[Pools, SlotState, jax.Array, jax.Array | None]
@@ -178,7 +198,7 @@ def step(
     kv = PagedAttention(pools, model.kv.layers, inputs, shape, mesh)
     hidden = model.hidden(params, tokens, inputs.positions, kv)
     logits = model.logits(params, hidden[inputs.sample_rows])
-    sampled, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state)
+    sampled, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state, mesh)
     as_bits = [jax.lax.bitcast_convert_type(each, jnp.int32).reshape(shape.samples, -1) for each in sampled]
     return kv.pools, state, jnp.concatenate(as_bits, axis=1), logits if shape.mask_words else None
 
@@ -186,7 +206,10 @@ def step(
 def make_step(
     model: Model, shape: StepShape, mesh: Mesh | None = None
 ) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
-    """`step` for one shape, to be jitted with arguments 1 and 2 donated. `mesh`: the pools are split over it."""
+    """`step` for one shape, to be jitted with arguments 1 and 2 donated.
+
+    `mesh`: parameters, pools and vocabulary are split over it.
+    """
     return partial(step, model, shape, mesh)
 
 

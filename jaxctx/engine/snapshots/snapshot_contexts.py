@@ -148,7 +148,10 @@ class SnapshotContexts:
         """
         usable = self._pages_are_usable(record)
         if not usable and not request.recompute:
-            raise FailedPrecondition("saved with other weights, KV type or page size", reason="MODEL_MISMATCH")
+            why = "other weights or KV type"
+            if record.page_size != self.cache.page_size:
+                why = f"a page size of {record.page_size}, where this server has {self.cache.page_size}"
+            raise FailedPrecondition(f"saved with {why}: see recompute", reason="MODEL_MISMATCH")
         if len(record.tokens) > self.config.max_context_tokens:
             longest = self.config.longest
             raise FailedPrecondition(f"of {len(record.tokens)} tokens; here a context holds at most {longest}")

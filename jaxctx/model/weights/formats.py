@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-import orbax.checkpoint as ocp
 from safetensors import SafetensorError, safe_open
 
 from jaxctx.model.config import DTYPES, CheckpointError, read_json
@@ -105,6 +104,8 @@ class OrbaxSource:
 
     def __init__(self, directory: Path) -> None:
         """Raises CheckpointError if Orbax finds no readable checkpoint of a flat tree under `params/`."""
+        import orbax.checkpoint as ocp  # here, as it takes a fifth of a second, and few checkpoints are Orbax's
+
         self._path = (directory / PARAMS).absolute()
         try:
             with ocp.PyTreeCheckpointer() as checkpointer:
@@ -123,6 +124,8 @@ class OrbaxSource:
             yield from self._restore([name for name, _ in group]).items()
 
     def _restore(self, names: Sequence[str]) -> dict[str, HostArray]:
+        import orbax.checkpoint as ocp
+
         wanted = ocp.args.PyTreeRestore(
             item=dict.fromkeys(names, 0),
             restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names},

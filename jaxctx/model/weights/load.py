@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxctx.host_memory import physical_memory
 from jaxctx.model.config import DTYPES, CheckpointError, ModelConfig, from_hf, read_json
 from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract
-from jaxctx.model.sharding import check_divisible, logical_sharding
+from jaxctx.model.sharding import check_divisible, put, put_parameter
 from jaxctx.model.weights.formats import (
     CONFIG,
     NUMPY_DTYPES,
@@ -82,7 +82,7 @@ def load_model(
     for spec, data in read_cast(source, model, progress):
         digests[spec.name] = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(data).view(np.uint8).data)
         held = data.view(EIGHT_BITS.get(spec.dtype, data.dtype))
-        placed = jax.device_put(held, None if mesh is None else logical_sharding(mesh, spec.axes))
+        placed = put(held, None) if mesh is None else put_parameter(held, spec.axes, model.config, mesh)
         arrays[spec.name] = placed.block_until_ready()  # so that the host's copy can go before the next one comes
     return LoadedModel(
         model=model,

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import orbax.checkpoint as ocp
-
 from jaxctx.errors import AlreadyExists
 from jaxctx.model.config import read_json
 from jaxctx.model.weights.formats import CONFIG, PARAMS, HostArray
@@ -57,6 +55,8 @@ def write_orbax(
 
     Raises AlreadyExists if `dst` is there.
     """
+    import orbax.checkpoint as ocp  # here, as it takes a fifth of a second, which a server's start would pay
+
     _refuse_existing(dst)
     dst.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dst.name}.", dir=dst.parent) as scratch:

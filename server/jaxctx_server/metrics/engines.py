@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Metric as Family
 
+from jaxctx.engine.attention import AttentionChoice
 from jaxctx.types import EngineInfo, EngineStats
 from jaxctx_server.metrics import table
 from jaxctx_server.metrics.table import Metric
@@ -17,6 +18,7 @@ class EngineLoad:
     engine_id: str
     info: EngineInfo
     stats: EngineStats
+    attention: AttentionChoice | None = None  # of the engine of this process
 
 
 def usage_ratio(stats: EngineStats) -> float:
@@ -67,6 +69,14 @@ def counter_families(engine_id: str, stats: EngineStats) -> Iterable[Family]:
     yield counter(table.SUSPENSIONS, engine_id, stats.suspensions)
     yield counter(table.EXPIRED, engine_id, stats.expired)
     yield counter(table.COMPILATIONS, engine_id, stats.compilations_after_ready)
+
+
+def attention_family(engine: EngineLoad) -> Family:
+    """What computes attention in the engine of this process."""
+    family = table.ATTENTION.gauge()
+    if engine.attention is not None:
+        family.add_metric([engine.engine_id, engine.attention.implementation, engine.attention.reason.value], 1)
+    return family
 
 
 def gauges(metric: Metric, values: Sequence[tuple[str, float]]) -> Family:

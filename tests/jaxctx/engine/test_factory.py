@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import jax
 import pytest
 
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
@@ -14,7 +15,6 @@ from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import StepShape
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.interface import KVSpec
-from jaxctx.model.sharding import make_mesh
 from jaxctx.types import CreateContextRequest, EngineInfo, SaveRequest
 from tests.engines import SMALL, on_demand
 from tests.jaxctx.engine.echo_generation import greedy
@@ -24,7 +24,7 @@ ME = Caller()
 
 def test_what_an_engine_reports_of_itself(echo_served: ServedModel) -> None:
     config = EngineConfig(pages=9, page_size=8, max_batch=3, max_context_tokens=77, default_max_tokens=5)
-    told = engine_info(echo_served, config, make_mesh(tensor=2))
+    told = engine_info(echo_served, config, jax.make_mesh((2, 1), ("kv", "group")))
     assert told == EngineInfo(
         model_id=echo_served.model_id,
         model_revision=echo_served.revision,
@@ -42,7 +42,7 @@ def test_what_an_engine_reports_of_itself(echo_served: ServedModel) -> None:
         mesh=told.mesh,
         default_max_tokens=5,
     )
-    assert told.mesh["tensor"] == 2
+    assert told.mesh == {"kv": 2, "group": 1}
     assert engine_info(echo_served, config).mesh == {}
 
 

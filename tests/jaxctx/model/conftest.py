@@ -26,15 +26,18 @@ def tiny() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def dense_logits():
-    """(model, params, tokens [sequences, length]) → float32 logits [sequences, length, vocab]."""
+    """(model, params, tokens [sequences, length]) → float32 logits [sequences, length, vocab].
 
-    def run(model, params, tokens):
+    With a mesh the model itself sums over its devices; else XLA does, if parameters are split.
+    """
+
+    def run(model, params, tokens, mesh=None):
         sequences, length = np.shape(tokens)
 
         @jax.jit
         def forward(params, tokens):
             positions = jnp.tile(jnp.arange(length, dtype=jnp.int32), sequences)
-            return model.logits(params, model.hidden(params, tokens, positions, DenseCausal(sequences)))
+            return model.logits(params, model.hidden(params, tokens, positions, DenseCausal(sequences, mesh=mesh)))
 
         flat = jnp.asarray(tokens, jnp.int32).reshape(-1)
         return np.asarray(forward(params, flat)).reshape(sequences, length, -1)

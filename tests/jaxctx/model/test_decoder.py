@@ -30,7 +30,7 @@ def test_the_same_seed_gives_the_same_parameters(tiny):
 class Recording:
     """Passes queries through and keeps what arrived."""
 
-    looped, pools = False, None
+    looped, pools, mesh = False, None, None
 
     def __init__(self):
         self.calls = []

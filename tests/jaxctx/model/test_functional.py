@@ -90,13 +90,13 @@ def test_the_model_states_its_vocabulary_and_its_positions(tiny):
 def test_keys_and_values_have_the_type_of_the_parameters_or_their_own(tiny, kv_dtype, expected):
     model, _ = abstract(tiny, "bfloat16", kv_dtype=kv_dtype)
     assert model.dtype == "bfloat16"
-    assert model.kv == KVSpec(tiny.layers, tiny.kv_heads, tiny.head_dim, expected)
+    assert model.kv == KVSpec(tiny.layers, tiny.kv_heads, tiny.head_dim, expected, tiny.heads // tiny.kv_heads)
 
 
 class AttentionTypes:
     """An attention backend that returns its queries and keeps the types that reached it."""
 
-    looped, pools = False, None
+    looped, pools, mesh = False, None, None
 
     def __init__(self):
         self.dtypes = set()

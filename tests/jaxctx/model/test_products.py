@@ -1,12 +1,15 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from jaxctx.engine.runner.compiled_model import ONE_ROW
 from jaxctx.model import products
 from jaxctx.model.functional import EIGHT_BITS
-from jaxctx.model.products import FEW_ROWS, QuantizedWeight, project
+from jaxctx.model.products import FEW_ROWS, QuantizedWeight, project, project_and_sum
 from jaxctx.model.weights.quantize import quantize
 
 
@@ -86,3 +89,40 @@ def test_a_cpu_never_holds_a_weight_widened(rows: int, dtype: str) -> None:
     x = jax.ShapeDtypeStruct((rows, inside), jnp.float32)
     temporaries = jax.jit(project).lower(x, weight).compile().memory_analysis().temp_size_in_bytes
     assert temporaries < out * inside  # a fourth of it is widened at a time, and the product takes up to 1 MiB
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rows", [1, 4, FEW_ROWS + 1])
+def test_devices_send_each_other_products_of_the_weights_type(rows: int, dtype: str) -> None:
+    """Two: the sum of both, rounded once more in bfloat16; and as a sum of float32 where weights are that."""
+    mesh = jax.make_mesh((1, 2), ("kv", "group"), axis_types=(AxisType.Auto,) * 2)
+    rng = np.random.default_rng(rows)
+    x, weight = jnp.asarray(rng.normal(size=(rows, 96))), jnp.asarray(rng.normal(size=(40, 96)), dtype)
+    summed = jax.jit(lambda x, weight: project_and_sum(x, weight, mesh))(x, weight)
+    products = [jax.jit(project)(x[:, half], weight[:, half]) for half in (slice(48), slice(48, 96))]
+    first, second = (np.asarray(product.astype(dtype), np.float32) for product in products)
+    want = jnp.asarray(first + second).astype(dtype)
+    assert summed.dtype == jnp.float32
+    np.testing.assert_array_equal(summed, np.asarray(want, np.float32))
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_devices_sum_products_with_8_bits_in_the_type_that_is_multiplied(dtype: str) -> None:
+    mesh = jax.make_mesh((1, 2), ("kv", "group"), axis_types=(AxisType.Auto,) * 2)
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.normal(size=(4, 96)), jnp.float32)
+    for multiplied_as, tolerance in (("float32", 1e-5), ("bfloat16", 1e-2)):
+        weight, meant = quantized(rng, 40, 96, dtype, multiplied_as)
+        summing = jax.jit(lambda x, weight: project_and_sum(x, weight, mesh))
+        want = np.asarray(x.astype(multiplied_as), np.float64) @ meant.T
+        np.testing.assert_allclose(summing(x, weight), want, rtol=tolerance, atol=tolerance * np.abs(want).max())
+        (sent,) = re.findall(r"all_reduce.*?-> tensor<4x40x(\w+)>", summing.lower(x, weight).as_text(), re.DOTALL)
+        assert sent == {"float32": "f32", "bfloat16": "bf16"}[multiplied_as]
+
+
+def test_one_device_rounds_nothing() -> None:
+    one = jax.make_mesh((1, 1), ("kv", "group"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:1])
+    rng = np.random.default_rng(2)
+    x, weight = jnp.asarray(rng.normal(size=(5, 96))), jnp.asarray(rng.normal(size=(40, 96)), "bfloat16")
+    for mesh in (one, None):
+        np.testing.assert_array_equal(project_and_sum(x, weight, mesh), project(x, weight))

@@ -12,6 +12,7 @@ import pytest
 
 import jaxctx
 from jaxctx.model.sampling import (
+    MAX_GATHERED_ROWS,
     ROW_WORDS,
     row_words,
     sample,
@@ -154,6 +155,20 @@ def test_sampled_tokens_are_counted_in_their_slot() -> None:
     assert sampled.tokens.tolist() == list(range(ROWS))
     for slot in range(SLOTS):
         assert np.flatnonzero(state.counts[slot]).tolist() == [SLOTS - 1 - slot]
+
+
+def test_many_rows_have_each_the_state_of_its_slot() -> None:
+    """More than are gathered at once, in slots of another order."""
+    rows = 2 * MAX_GATHERED_ROWS + 1
+    state = slot_state(rows, rows)
+    mine = jnp.arange(rows)  # slot s prefers token s
+    state = state._replace(bias=state.bias.at[mine, mine].set(9.0), seen=state.seen.at[mine, mine].set(True))
+    words = np.stack([row_words(biased=True, logprobs=True)] * rows)
+    slots = np.random.default_rng(8).permutation(rows).astype(np.int32)
+    logits = np.zeros((rows, rows), np.float32)
+    sampled, after = sample(jnp.asarray(logits), unpack_rows(words), jnp.asarray(slots), state)
+    assert sampled.tokens.tolist() == slots.tolist()
+    assert after.counts[mine, mine].tolist() == [1] * rows
 
 
 def test_logit_bias_comes_before_penalties_and_the_contract_says_so() -> None:

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 import jaxctx
+from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx.errors import Unavailable
 from jaxctx.model.text import ModelText
 from jaxctx.v1 import context_service_pb2 as pb
@@ -22,7 +23,14 @@ from jaxctx_server.lifecycle import ServerLifecycle, ServingState, State
 from jaxctx_server.metrics.calls import CODES, OTHER, REASONS, TRANSPORTS
 from jaxctx_server.metrics.generations import FINISH_REASONS
 from jaxctx_server.metrics.server_metrics import ServerMetrics
-from jaxctx_server.metrics.table import ENGINE_COUNTERS, METRICS, ROUTER_METRICS, SERVER_METRICS, VLLM_METRICS
+from jaxctx_server.metrics.table import (
+    ENGINE_COUNTERS,
+    ENGINE_INFO,
+    METRICS,
+    ROUTER_METRICS,
+    SERVER_METRICS,
+    VLLM_METRICS,
+)
 from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
 from tests.server.fake_engine import STATS, FakeEngine
@@ -36,7 +44,8 @@ CLOSED = {
     "method": {OTHER, *(name.removeprefix("/") for name in METHODS)},
     "transport": {*TRANSPORTS, OTHER},
     "code": {*CODES, OTHER},
-    "reason": {*REASONS, OTHER},
+    "reason": {*REASONS, OTHER, *AttentionReason},
+    "implementation": {"reference", "gpu", "tpu"},
     "finish_reason": set(FINISH_REASONS),
     "finished_reason": {"stop", "length", "abort", "error"},
     "state": {*(state.value for state in State), "free", "cached", "held"},
@@ -99,6 +108,18 @@ async def test_it_says_what_runs(lifecycle: ServerLifecycle) -> None:
     assert value(values, "jaxctx_server_state", state="loading") == 0
     assert value(values, "jaxctx_requests_running", engine_id="local") == STATS.running
     assert value(values, "process_open_fds") > 0
+
+
+@pytest.mark.parametrize("reason", [AttentionReason.PLATFORM, AttentionReason.DIFFERS])
+async def test_it_says_what_computes_attention(text: ModelText, limits: Limits, reason: AttentionReason) -> None:
+    lifecycle, choice = ServerLifecycle(), AttentionChoice("reference", reason, "it differs in row 3")
+    lifecycle.set_ready(ServingState.of(FakeEngine(), text, limits, attention=choice))
+    body = (await ServerMetrics(lifecycle).render()).body
+    lifecycle.stop()
+    values, labels = values_of(parsed(body)), {"implementation": "reference", "reason": reason.value}
+    assert value(values, "jaxctx_attention_info", engine_id="local", **labels) == 1
+    assert len([name for name, _ in values if name == "jaxctx_attention_info"]) == 1
+    assert b"row 3" not in body
 
 
 async def test_while_the_server_loads_there_are_metrics_of_the_server_alone() -> None:
@@ -172,7 +193,7 @@ async def test_a_router_has_the_load_of_its_engines(router: FakeRouter) -> None:
     assert value(values, "jaxctx_engines") == 2
     assert value(values, "jaxctx_engines_lost_total") == 0
     assert value(values, "jaxctx_requests_running", engine_id="a") == STATS.running
-    hidden = {metric.name for metric in (*VLLM_METRICS, *ENGINE_COUNTERS)}
+    hidden = {metric.name for metric in (*VLLM_METRICS, *ENGINE_INFO, *ENGINE_COUNTERS)}
     assert names_of(families).isdisjoint(hidden)
     router.lose("a")
     values = values_of(await rendered(metrics))

@@ -37,6 +37,7 @@ def test_no_label_is_of_an_open_set() -> None:
             "finished_reason",
             "engine_id",
             "tier",
+            "implementation",
             "block_size",
             "num_gpu_blocks",
         ),

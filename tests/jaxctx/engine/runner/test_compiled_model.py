@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import jax
 import pytest
+from jax.sharding import AxisType
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel, StateFunction
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import StepShape
 from jaxctx.model.config import ModelConfig
-from jaxctx.model.sharding import make_mesh
+from jaxctx.model.sharding import EVERY_DEVICE, mesh_shape
 from jaxctx_kernels import KernelChoice, kv_pages_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
@@ -66,21 +67,21 @@ def test_steps_come_in_powers_of_two_from_sixteen_and_on_a_cpu_of_one_row() -> N
         assert config.padding(1) == min(most, 16) - 1  # what a guess may take, in the step beside
 
 
-@pytest.mark.parametrize(("platform", "kernel"), [("cpu", "tpu"), ("tpu", "reference")])
-def test_a_mesh_has_its_kernel_where_heads_can_be_split(
-    platform: str, kernel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two heads of 64 are one row of a TPU's pools: both devices have all of it, and XLA splits what it can."""
-    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_: KernelChoice("tpu"))
+@pytest.mark.parametrize(("platform", "is_whole"), [("cpu", False), ("tpu", True)])
+def test_a_mesh_has_its_kernel(platform: str, is_whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two heads of 64 are one row of a TPU's pools: both devices have all of it, with half of the query heads."""
+    monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_, **__: KernelChoice("tpu"))
     monkeypatch.setattr(
         "jaxctx.engine.runner.compiled_model.kv_pages_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], platform)
     )
-    model, params = init_random(replace(TINY, head_dim=64), seed=3, dtype="float32")
-    mesh = make_mesh(tensor=2)
+    config = replace(TINY, head_dim=64)
+    model, params = init_random(config, seed=3, dtype="float32")
+    sizes = mesh_shape(config, 2, platform)
+    mesh = jax.make_mesh(sizes, EVERY_DEVICE, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:2])
     program = CompiledModel(model, shard(mesh, model, params), CONFIG, mesh)
-    assert {shape.metadata.kernel for shape in program.shapes} == {kernel}
-    assert program.pools[0].k.sharding.is_fully_replicated == (kernel == "reference")
-    assert bool(program.kernel.why_no_kernel) == (kernel == "reference")
+    assert {shape.metadata.kernel for shape in program.shapes} == {"tpu"}
+    assert program.pools[0].k.sharding.is_fully_replicated == is_whole
+    assert program.pools[0].k.shape[0] == (1 if is_whole else 2)
 
 
 @pytest.mark.parametrize(

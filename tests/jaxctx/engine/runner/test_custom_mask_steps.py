@@ -49,6 +49,7 @@ class DenseMasked:
 
     mask: np.ndarray
     looped: ClassVar[bool] = False
+    mesh: ClassVar[None] = None
     pools: ClassVar[None] = None
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -144,7 +145,7 @@ class Subject:
 
 @cache
 def make_subject(kind: str) -> Subject:
-    mesh = make_mesh(tensor=2) if kind == "two devices" else None
+    mesh = make_mesh(TINY, tensor=2) if kind == "two devices" else None
     model, params = (EchoModel(), ()) if kind == "echo" else init_random(TINY, seed=3, dtype="float32", scale=0.3)
     device = ModelRunner(model, params if mesh is None else shard(mesh, model, params), CONFIG, mesh)
     tokens = np.random.default_rng(7).integers(0, model.vocab_size, LENGTH).astype(np.int32)

@@ -85,7 +85,7 @@ async def test_a_disturbed_context_goes_on_as_if_it_were_not(
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_pages_leave_two_devices_and_come_back(dtype: str) -> None:
     """A head, with its scales, on each; and their step leaves them there, in place."""
-    mesh = make_mesh(tensor=2)
+    mesh = make_mesh(TINY, tensor=2)
     model, params = init_random(TINY, seed=3, dtype="float32", kv_dtype=dtype)
     device = ModelRunner(model, shard(mesh, model, params), CONFIG, mesh)
     for what in (device.shapes[0], StateFunction.COPY_PAGES, StateFunction.SAVE_PAGES, StateFunction.LOAD_PAGES):

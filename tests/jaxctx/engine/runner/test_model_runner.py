@@ -89,7 +89,7 @@ def core_on(echo_served, mesh, config: ModelConfig = TINY, sizes: EngineConfig =
 def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
     prompt = [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6, 77, 21]
     alone = run(core_on(echo_served, None, sizes=FEW_ROWS), prompt, 40)
-    core = core_on(echo_served, make_mesh(tensor=2), sizes=FEW_ROWS)
+    core = core_on(echo_served, make_mesh(TINY, tensor=2), sizes=FEW_ROWS)
     assert run(core, prompt, 40) == alone
     key_pool = core.runner._pools[0].k
     assert {shard.data.shape[0] for shard in key_pool.addressable_shards} == {1}  # one KV head on each
@@ -99,7 +99,7 @@ def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
 @pytest.mark.slow
 def test_all_that_a_server_on_a_mesh_compiles_can_be_called(echo_served) -> None:
     """As at a start. By then the test above has compiled the steps, if both are of one session."""
-    device = core_on(echo_served, make_mesh(tensor=2), sizes=FEW_ROWS).runner
+    device = core_on(echo_served, make_mesh(TINY, tensor=2), sizes=FEW_ROWS).runner
     device.compile()
     assert {*device._compiled} == {*device._compiled_model.functions}
 
@@ -300,7 +300,7 @@ def test_pages_leave_the_device_and_come_back(place: str, from_numpy: bool, at_o
         model, params, mesh = EchoModel(), (), None
     else:
         model, params = init_random(TINY, seed=3, dtype="bfloat16")
-        mesh = make_mesh(tensor=2) if place == "two devices" else None
+        mesh = make_mesh(TINY, tensor=2) if place == "two devices" else None
     device = ModelRunner(model, params, replace(CONFIG, moving_pages=at_once), mesh)
     for name in (StateFunction.COPY_PAGES, StateFunction.SAVE_PAGES, StateFunction.LOAD_PAGES):
         device._compile(name)

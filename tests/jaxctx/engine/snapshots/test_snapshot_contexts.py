@@ -136,10 +136,16 @@ async def test_a_restored_context_misses_what_no_tier_has(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"model_revision": "other"}, {"kv_dtype": "int8"}, {"page_size": 32}, {"page_bytes": 1}]
+    ("changes", "message"),
+    [
+        ({"model_revision": "other"}, "saved with other weights or KV type"),
+        ({"kv_dtype": "int8"}, "saved with other weights or KV type"),
+        ({"page_size": 64}, "saved with a page size of 64, where this server has 16"),
+        ({"page_bytes": 1}, "saved with other weights or KV type"),
+    ],
 )
 async def test_pages_of_another_model_are_not_used(
-    engine: LocalEngine, snapshot_contexts: SnapshotContexts, changes: dict[str, Any]
+    engine: LocalEngine, snapshot_contexts: SnapshotContexts, changes: dict[str, Any], message: str
 ) -> None:
     record = make_record(engine, **changes)
 
@@ -147,6 +153,7 @@ async def test_pages_of_another_model_are_not_used(
         with pytest.raises(FailedPrecondition) as error:
             snapshot_contexts.restore(ME, REQUEST, make_version(), record)
         assert error.value.reason == "MODEL_MISMATCH"
+        assert message in str(error.value)
         assert engine.core.contexts.list(ME) == []
         restored = snapshot_contexts.restore(ME, replace(REQUEST, recompute=True), make_version(), record)
         assert list(restored.missing) == []

@@ -1,6 +1,7 @@
-"""What is timed, and how: in rounds, everything in turn, so that what disturbs one disturbs its ceilings as well."""
+"""How things are timed on a device: in rounds, everything in turn; what disturbs one disturbs its ceilings as well.
 
-from __future__ import annotations
+Used by `kernel_timing` and by the benchmark of the kernels; never by an engine.
+"""
 
 import math
 import time

@@ -1,0 +1,51 @@
+"""What computes attention of an engine: what a user may ask for, and what was decided, with the reason.
+
+    mode         device has a kernel    comparison       what computes attention    reason
+    reference    —                      —                reference                  REQUESTED
+    auto         no, and needs none     —                reference                  PLATFORM
+    auto         no                     —                reference                  NO_KERNEL
+    auto         yes                    equal            kernel                     CHECKED
+    auto         yes                    anything else    reference                  DIFFERS, DOES_NOT_COMPILE, CRASHED
+    kernel       yes                    equal            kernel                     CHECKED
+    kernel       anything else                           the start is refused
+
+Without JAX: the server's metrics and banner read it on machines that have none. Who decides: `runner.attention_choice`.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from jaxctx_kernels import KernelName
+
+AttentionMode: TypeAlias = Literal["auto", "kernel", "reference"]
+
+
+class AttentionReason(enum.StrEnum):
+    """Why attention is computed by what computes it. A closed set: these are labels of a metric."""
+
+    CHECKED = "checked"  # a kernel, which equals the reference on this device
+    UNCHECKED = "unchecked"  # a kernel that nobody compared
+    PLATFORM = "platform"  # the reference is the fastest that there is for a CPU
+    REQUESTED = "requested"  # the reference: the user asked for it
+    NO_KERNEL = "no_kernel"  # the reference: no kernel is made for this device, or for such pages
+    DIFFERS = "differs"  # the reference: the kernel computes something else on this device
+    DOES_NOT_COMPILE = "does_not_compile"  # the reference: the compiler refuses the kernel
+    CRASHED = "crashed"  # the reference: the kernel raised an error when it ran, or ended the process
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """What computes attention of an engine, and why."""
+
+    implementation: "KernelName"
+    reason: AttentionReason
+    why_no_kernel: str = ""  # a clause, where a kernel would be faster: "it has compute capability 8.0, …"
+    compared: str = ""  # a clause about the comparison with the reference, where there was one
+
+    def describe(self) -> str:
+        """For the banner: "gpu kernel, equal to the reference …", or "plain JAX"."""
+        if self.implementation != "reference":
+            return f"{self.implementation} kernel, {self.compared or 'not compared with the reference'}"
+        return "plain JAX" + (" (--attention reference)" if self.reason is AttentionReason.REQUESTED else "")

@@ -1,0 +1,173 @@
+"""What `compile_checks.py` compiles: names, and how each is lowered for chips that need not be there.
+
+Nothing is allocated: all arguments are shapes. A name begins with "step", "write" or "kernel".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.mesh_plan import described_on
+from jaxctx.model.config import SHAPES
+from jaxctx.model.functional import abstract
+from jaxctx.model.sharding import make_mesh
+from jaxctx.model.weights import read_config
+from jaxctx_kernels import (
+    KernelChoice,
+    KVPages,
+    attend,
+    kv_pages_struct,
+    metadata_shape,
+    select_kernel,
+    unpack_metadata,
+    write_rows,
+)
+
+STEPS = (("qwen3-0.6b", 16), ("qwen3-0.6b", 512), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
+HEAD_DIMS, PAGE_SIZES, GROUPS = (64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)
+LAYOUTS = tuple(  # head_dim, page size, group: the first with each of the others
+    dict.fromkeys(
+        [(dim, size, 4) for dim in HEAD_DIMS for size in PAGE_SIZES]
+        + [(dim, 64, group) for dim in HEAD_DIMS for group in GROUPS]
+    )
+)
+KERNEL_ROWS = 64
+LONG_ROWS = 256  # of a kernel in whose steps consumers have a product each
+EIGHT_BITS = ((64, "int8"), (128, "int8"), (128, "float8_e4m3fn"), (256, "int8"))
+EIGHT_BIT_WEIGHTS = (
+    *(("qwen3-0.6b", rows, dtype) for rows in (16, 512) for dtype in ("int8", "float8_e4m3fn")),
+    ("llama-3.1-8b", 512, "int8"),
+)
+WRITES = (  # dtypes, sizes of pages and rows: chunks of prompts, and decoding
+    ("bfloat16", 16, 512),
+    ("bfloat16", 128, 512),
+    ("bfloat16", 128, 64),
+    ("float32", 64, 64),
+    ("int8", 16, 64),
+    ("int8", 64, 64),
+    ("int8", 128, 512),
+    ("float8_e4m3fn", 64, 64),
+)
+KV_HEADS = 8
+SIZES = EngineConfig(pages=256, max_batch=32, max_batch_tokens=512, max_context_tokens=8192)  # 8B fits a v5e, just
+LARGE_PAGES = replace(SIZES, pages=SIZES.pages // 8, page_size=SIZES.page_size * 8)
+KERNEL_TOKENS = 32768  # of the pool of a kernel by itself
+
+
+class Chips(NamedTuple):
+    """What functions are compiled for."""
+
+    one: jax.Device
+    four: Sequence[jax.Device]
+
+
+Lower = Callable[[Chips], jax.stages.Lowered]
+Changes = Mapping[str, Any]
+
+
+def functions() -> Iterator[tuple[str, Lower]]:
+    """Names, and what lowers each."""
+    for model_name, rows in STEPS:
+        yield f"step {model_name}, {rows} rows", step(model_name, rows)
+    yield "step qwen3-0.6b, 16 rows, on four chips", step("qwen3-0.6b", 16, split=True)
+    few: Changes = {"layers": 4, "kv_heads": 2}
+    name = "step qwen3-0.6b with 2 KV heads and 4 layers, 16 rows, on four chips"
+    yield name, step("qwen3-0.6b", 16, split=True, changes=few)
+    yield "step qwen3-0.6b, 16 rows, KV of int8", step("qwen3-0.6b", 16, kv_dtype="int8")
+    name = f"step qwen3-0.6b, 16 rows, KV of int8 in pages of {LARGE_PAGES.page_size}"
+    yield name, step("qwen3-0.6b", 16, kv_dtype="int8", sizes=LARGE_PAGES)
+    for model_name, rows, dtype in EIGHT_BIT_WEIGHTS:
+        yield f"step {model_name}, {rows} rows, weights of {dtype}", step(model_name, rows, weights_dtype=dtype)
+    for dtype, page_size, rows in WRITES:
+        yield f"write {dtype}, {rows} rows, pages of {page_size}", write(dtype, page_size, rows)
+    for dim, dtype in EIGHT_BITS:
+        yield f"kernel {dtype} head_dim {dim}, pages of 16, group 4", kernel(KERNEL_ROWS, dim, 16, 4, dtype)
+    for dtype in ("bfloat16", "int8"):
+        name = f"kernel {dtype} head_dim 128, pages of 64, group 4, {LONG_ROWS} rows"
+        yield name, kernel(LONG_ROWS, 128, 64, 4, dtype)
+    for dim, page_size, group in LAYOUTS:
+        yield f"kernel head_dim {dim}, pages of {page_size}, group {group}", kernel(KERNEL_ROWS, dim, page_size, group)
+
+
+def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat16") -> Lower:
+    """Attention by itself."""
+
+    def lower(chips: Chips) -> jax.stages.Lowered:
+        pages = KERNEL_TOKENS // page_size
+        pool = kv_pages_struct(KV_HEADS, pages, page_size, dim, dtype, chips.one.platform)
+        choice = required(select_kernel(chips.one, pool, group))
+        shape = metadata_shape(rows, page_size, SIZES.max_context_tokens, pages, choice.name, choice.processors)
+
+        def run(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
+            output: jax.Array = attend(q, k, v, unpack_metadata(shape, packed), shape=shape)
+            return output
+
+        query = jax.ShapeDtypeStruct((rows, KV_HEADS * group, dim), jnp.bfloat16)
+        packed = jax.ShapeDtypeStruct((shape.size(),), jnp.int32)
+        return jax.jit(run).lower(*on(chips.one, query, pool, pool, packed))
+
+    return lower
+
+
+def write(dtype: str, page_size: int, rows: int) -> Lower:
+    """Writing the keys and values of a layer by itself."""
+
+    def lower(chips: Chips) -> jax.stages.Lowered:
+        pool = kv_pages_struct(KV_HEADS, KERNEL_TOKENS // page_size, page_size, 128, dtype, chips.one.platform)
+        name = select_kernel(chips.one, pool).name
+
+        def run(k_pages: KVPages, v_pages: KVPages, k: jax.Array, v: jax.Array, slots: jax.Array) -> Any:
+            return write_rows(k_pages, v_pages, k, v, slots, kernel=name)
+
+        of_batch = jax.ShapeDtypeStruct((rows, KV_HEADS, 128), jnp.bfloat16)
+        slots = jax.ShapeDtypeStruct((rows,), jnp.int32)
+        return jax.jit(run, donate_argnums=(0, 1)).lower(*on(chips.one, pool, pool, of_batch, of_batch, slots))
+
+    return lower
+
+
+def step(
+    model_name: str,
+    rows: int,
+    *,
+    split: bool = False,
+    kv_dtype: str = "bfloat16",
+    weights_dtype: str | None = None,
+    sizes: EngineConfig = SIZES,
+    changes: Changes | None = None,
+) -> Lower:
+    """The whole step of an engine, on one chip or split over four. `changes`: of the model's configuration."""
+
+    def lower(chips: Chips) -> jax.stages.Lowered:
+        config = replace(read_config(SHAPES / model_name), **(changes or {}))
+        model, params = abstract(config, "bfloat16", kv_dtype=kv_dtype, weights_dtype=weights_dtype)
+        mesh = make_mesh(config, tensor=len(chips.four), devices=chips.four) if split else None
+        if mesh is not None:
+            params = described_on(mesh, model, params)
+        program = CompiledModel(model, params, sizes, mesh or chips.one)
+        required(program.kernel)
+        return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
+
+    return lower
+
+
+def required(choice: KernelChoice) -> KernelChoice:
+    """The choice of a kernel. Raises LookupError for that of plain JAX."""
+    if choice.name == "reference":
+        raise LookupError(f"no kernel is chosen: {choice.why_no_kernel}")
+    return choice
+
+
+def on(device: jax.Device, *arguments: Any) -> tuple[Any, ...]:
+    """The same ShapeDtypeStructs, on a device."""
+    place = SingleDeviceSharding(device)
+    moved: tuple[Any, ...] = jax.tree.map(lambda array: array.update(sharding=place), arguments)
+    return moved

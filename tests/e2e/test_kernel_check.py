@@ -1,0 +1,150 @@
+"""The check on the user's chip, as processes, on a CPU that has a planted kernel: starts, refusals, the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxctx.model.config import ModelConfig
+from jaxctx_server.errors import CHECK, OK, USAGE
+from scripts.checkpoints import write_random
+from tests.e2e.server_processes import ROOT, SMALL, Server, environment
+from tests.echo import echo_text
+
+PLANTED = (sys.executable, "-m", "tests.serve_planted")
+SIZES = (*SMALL[:4], "--kv-tokens", "1024", "--max-context-tokens", "256")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    config = ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=512,
+        width=32,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        ffn=16,
+        max_positions=256,
+        qk_norm=True,
+    )
+    write_random(path, config, seed=0)
+    (path / "tokenizer.json").write_text(echo_text().tokenizer._backend.to_str(), "utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    return lambda name: monkeypatch.setenv("PLANTED_KERNEL", name)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command until it ends."""
+    command = [*PLANTED, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT, env=environment()
+    )
+
+
+def attention_of(server: Server) -> tuple[str, str]:
+    """The labels of the metric: what computes attention, and why."""
+    with urllib.request.urlopen(f"{server.http_url}/metrics") as answer:
+        found = re.findall(
+            r'jaxctx_attention_info\{.*implementation="(\w+)",reason="(\w+)"\} 1.0', answer.read().decode()
+        )
+    assert len(found) == 1
+    return found[0]
+
+
+def output_of(server: Server, model: str) -> str:
+    body = {"prompt": "a prompt of more than one page of tokens" * 3, "max_tokens": 8, "temperature": 0}
+    request = urllib.request.Request(
+        f"{server.http_url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        text: str = json.load(answer)["choices"][0]["text"]
+    return text
+
+
+@pytest.mark.slow
+def test_a_wrong_kernel_is_replaced_and_outputs_are_right(model: str, plant: Callable, tmp_path: Path) -> None:
+    """In banner, log and metrics; and what a right kernel passed is not compared at the next start."""
+    outputs = []
+    for name, labels, starts in (("right", ("tpu", "checked"), 2), ("page", ("reference", "differs"), 1)):
+        plant(name)
+        for start in range(starts):
+            server = Server(model, *SIZES, cache=tmp_path / name, command=PLANTED)
+            try:
+                assert attention_of(server) == labels
+                outputs.append(output_of(server, model))
+            finally:
+                server.process.terminate()
+                _, log = server.end()
+            if name == "right":
+                assert "attention tpu kernel, equal to the reference on this device in 8 cases" in server.banner
+                assert ("at an earlier start" in server.banner) == (start == 1)
+                assert "WARNING" not in server.banner
+            else:
+                assert re.search(
+                    r"WARNING +attention is computed by plain JAX.*slower than a kernel: tpu:", server.banner
+                )
+                assert "differs: from the reference: row " in server.banner
+                assert "attention is computed by plain JAX, which is slower than a kernel: tpu:" in log
+    assert len(set(outputs)) == 1
+
+
+@pytest.mark.slow
+def test_who_wants_a_kernel_or_nothing_gets_nothing(model: str, plant: Callable) -> None:
+    plant("does not compile")
+    done = run(model, *SIZES, "--attention", "kernel", "--grpc-port", "0", "--no-http", "--compile-cache", "")
+    assert done.returncode == USAGE
+    assert re.search(
+        r"^jaxctx-serve: --attention: kernel: tpu: .*: does not compile: NotImpl", done.stderr, re.MULTILINE
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_kernel_that_ends_the_process_does_so_twice(model: str, plant: Callable, tmp_path: Path) -> None:
+    plant("aborts")
+    arguments = (model, *SIZES, "--grpc-port", "0", "--no-http", "--compile-cache", str(tmp_path))
+    for _ in range(2):
+        assert run(*arguments).returncode == -6  # SIGABRT
+    server = Server(model, *SIZES, cache=tmp_path, command=PLANTED)
+    try:
+        assert attention_of(server) == ("reference", "crashed")
+        assert "ended this process when it was compared with the reference, twice" in server.banner
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("right", OK, "equal to the reference on this device in 8 cases"),
+        ("one head", CHECK, r"tpu: \w+, \d rows: differs: from the reference: row \d, query head 1"),
+        ("aborts", CHECK, "tpu: decoding, 1 rows: crashed: the process was ended by SIGABRT; what comes after"),
+    ],
+)
+def test_the_command_names_the_case(
+    model: str, plant: Callable, tmp_path: Path, name: str, status: int, said: str
+) -> None:
+    plant(name)
+    done = run("check", model, *SIZES, "--json", str(tmp_path / "report.json"))
+    assert done.returncode == status, done.stderr
+    assert re.search(said, done.stdout.splitlines()[-2])
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["verdict"] == {"right": "equal", "one head": "differs", "aborts": "crashed"}[name]
+    assert re.search(said, report["summary"])
+    assert report["model"] == Path(model).name
+    assert bool(report["timings"]) == (name == "right")

@@ -1,0 +1,158 @@
+"""Traced steps on disk: the same program in another process, and never one of other code, sizes or types."""
+
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.lowering_cache import SOURCES, LoweringCache, _read
+from jaxctx.engine.runner.model_runner import ModelRunner
+from jaxctx.model.config import ModelConfig
+from jaxctx.model.functional import abstract
+from jaxctx_kernels import Segment, build_attention_metadata
+from scripts.checkpoints import init_random
+
+TINY = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=64,
+    width=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    ffn=48,
+    max_positions=512,
+    qk_norm=True,
+)
+CONFIG = EngineConfig(pages=8, max_batch=4, max_batch_tokens=8, max_context_tokens=64)
+
+
+def described(
+    model: ModelConfig = TINY, config: EngineConfig = CONFIG, dtype: str = "float32", kv_dtype: str | None = None
+) -> CompiledModel:
+    return CompiledModel(*abstract(model, dtype, kv_dtype=kv_dtype), config, jax.devices()[0])
+
+
+def entries(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+@pytest.fixture
+def small_sources(tmp_path: Path) -> Path:
+    """A folder of code in place of the product's, which reads quicker and may be changed."""
+    folder = tmp_path / "code"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner/step.py").write_text("rows = 1\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [("float32", "float32"), pytest.param("bfloat16", "int8", marks=pytest.mark.slow)],
+)
+def test_what_another_process_traced_is_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, kv_dtype: str
+) -> None:
+    model, params = init_random(TINY, seed=3, dtype=dtype, kv_dtype=kv_dtype)
+
+    def outputs(cache: LoweringCache | None) -> list[np.ndarray]:
+        runner = ModelRunner(model, params, CONFIG, lowering_cache=cache)
+        found: list[np.ndarray] = []
+        for shape in (runner.shapes[-1], runner.custom_mask_shapes[-1]):
+            runner._compile(shape)
+            packed, views = runner.make_step_inputs(shape)
+            views.tokens[:], views.positions[:] = np.arange(8) * 7 + 3, np.arange(8)
+            views.kv_slots[:] = 2 * CONFIG.page_size + np.arange(8)
+            views.sample_rows[:], views.slots[:4] = np.arange(len(views.sample_rows)), np.arange(4)
+            build_attention_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape.metadata, views.metadata)
+            logits, output = runner.run(shape, packed, logits=shape.mask_words > 0)
+            found += [np.asarray(output), *([] if logits is None else [np.asarray(logits)])]
+        return [*found, *(np.asarray(array) for array in jax.tree.leaves((runner._pools, runner._state)))]
+
+    traced = outputs(None)
+    first = outputs(LoweringCache(tmp_path))
+    assert len(entries(tmp_path)) == 2
+    monkeypatch.setattr(CompiledModel, "export_step", None)  # nothing may be traced any more
+    for one, other, direct in zip(first, outputs(LoweringCache(tmp_path)), traced, strict=True):
+        np.testing.assert_array_equal(one, direct)
+        np.testing.assert_array_equal(other, direct)
+
+
+def test_pages_and_state_are_updated_in_place(tmp_path: Path, small_sources: Path) -> None:
+    model = described()
+    cache, shape = LoweringCache(tmp_path / "kept", [small_sources]), model.shapes[-1]
+    wanted = model.lower(shape).compile().memory_analysis()
+    for _ in range(2):  # traced, then read
+        found = cache.lower(model, shape).compile().memory_analysis()
+        assert found.alias_size_in_bytes == wanted.alias_size_in_bytes > 0
+        assert found.temp_size_in_bytes <= wanted.temp_size_in_bytes
+
+
+def test_other_code_sizes_and_types_are_other_entries(tmp_path: Path, small_sources: Path) -> None:
+    kept = tmp_path / "kept"
+    cache = LoweringCache(kept, [small_sources])
+    models = [
+        described(),
+        described(model=replace(TINY, norm_eps=1e-5)),
+        described(config=replace(CONFIG, pages=9)),
+        described(dtype="bfloat16"),
+        described(kv_dtype="int8"),
+    ]
+    names = {cache._name(model, shape) for model in models for shape in model.shapes + model.custom_mask_shapes}
+    assert len(names) == sum(len(model.shapes + model.custom_mask_shapes) for model in models)
+    model, shape = models[0], models[0].shapes[0]
+    assert LoweringCache(kept, [small_sources])._name(described(), shape) in names
+    (small_sources / "inner/step.py").write_text("rows = 2\n")
+    changed = LoweringCache(kept, [small_sources])._name(model, shape)
+    assert changed not in names
+    (small_sources / "inner/step.py").rename(small_sources / "step.py")
+    assert LoweringCache(kept, [small_sources])._name(model, shape) not in {*names, changed}
+    with jax.default_matmul_precision("highest"):
+        assert cache._name(model, shape) not in names
+
+
+def test_the_product_s_own_code_is_part_of_a_name() -> None:
+    files = {path.name for folder in SOURCES for path in folder.rglob("*.py")}
+    assert {"step.py", "decoder.py", "sampling.py", "products.py", "reference.py", "kv_cache.py"} <= files
+
+
+def test_a_damaged_entry_is_made_anew(tmp_path: Path, small_sources: Path) -> None:
+    kept = tmp_path / "kept"
+    model = described()
+    shape = model.shapes[0]
+    LoweringCache(kept, [small_sources]).lower(model, shape)
+    (entry,) = kept.iterdir()
+    whole = entry.read_bytes()
+    for damaged in (b"", whole[:-100], b"x" * len(whole)):
+        entry.write_bytes(damaged)
+        assert _read(entry) is None
+    LoweringCache(kept, [small_sources]).lower(model, shape)
+    assert entries(kept) == {entry.name}
+    assert _read(entry) is not None
+
+
+def test_a_disk_that_takes_nothing_costs_no_start(
+    tmp_path: Path, small_sources: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = tmp_path / "kept"
+    cache = LoweringCache(kept, [small_sources])
+    shutil.rmtree(kept)
+    model = described()
+    with caplog.at_level(logging.WARNING, "jaxctx.engine"):
+        cache.lower(model, model.shapes[0])
+    assert "could not be kept" in caplog.text
+
+
+def test_split_models_are_traced_at_every_start(tmp_path: Path) -> None:
+    from jaxctx.model.sharding import make_mesh
+
+    model, params = init_random(TINY, seed=3, dtype="float32")
+    runner = ModelRunner(model, params, CONFIG, make_mesh(TINY, tensor=1), lowering_cache=LoweringCache(tmp_path))
+    runner._lower(runner.shapes[0])
+    assert entries(tmp_path) == set()

@@ -1,0 +1,95 @@
+"""An engine whose steps run the TPU's kernel, in Pallas's interpreter on a CPU: the same tokens as the reference gives.
+
+A real kernel from prompt to output: chosen by the check, in steps of prompts, of decoding and of forks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import pytest
+
+from jaxctx.engine.attention import AttentionReason
+from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.factory import ServedModel, open_engine
+from jaxctx.engine.interface import Caller
+from jaxctx.engine.runner import compiled_model
+from jaxctx.engine.runner.attention_choice import choose_attention
+from jaxctx.engine.runner.check_memory import CheckMemory
+from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.model.config import ModelConfig
+from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
+from jaxctx_kernels import KernelChoice
+from scripts.checkpoints import init_random
+
+ME = Caller()
+CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=4, max_context_tokens=256, draft_tokens=0)
+TINY = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=512,
+    width=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=128,
+    ffn=48,
+    max_positions=256,
+    qk_norm=True,
+)
+PROMPT = [(7 * i) % 256 for i in range(37)]
+
+
+@pytest.fixture
+def served(echo_served: ServedModel) -> ServedModel:
+    """In float32, whose pages a CPU and a TPU lay out alike, and whose rounding decides no token."""
+    model, params = init_random(TINY, seed=3, dtype="float32")
+    return replace(echo_served, model=model, params=params, dtype="float32")
+
+
+@pytest.fixture
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU has the TPU's kernel, in all threads."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    monkeypatch.setattr(compiled_model, "select_kernel", lambda *_, **__: KernelChoice("tpu"))
+    pltpu.set_tpu_interpret_mode(pltpu.InterpretParams())
+    yield
+    pltpu.set_tpu_interpret_mode(None)
+    pltpu.reset_tpu_interpret_mode_state()
+
+
+async def outputs(engine: LocalEngine) -> list[list[int]]:
+    """Greedy tokens behind a prompt, and behind two forks of it that go on differently."""
+    root = (await engine.create(ME, CreateContextRequest())).context_id
+    await engine.fill(ME, root, PROMPT)
+    contexts = [root, *(child.context_id for child in await engine.fork(ME, root, n=2))]
+    await engine.fill(ME, contexts[1], [5, 6])
+    await engine.fill(ME, contexts[2], [9])
+    sampling = SamplingParams(temperature=0.0)
+    tokens = []
+    for context_id in contexts:
+        request = GenerateRequest(context_id=context_id, ignore_eos=True, max_tokens=6, sampling=sampling)
+        tokens.append([token async for piece in engine.generate(ME, request) for token in piece.token_ids])
+    return tokens
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="kernels of accelerators need JAX 0.12 in tests")
+@pytest.mark.usefixtures("_interpreted")
+async def test_the_interpreted_kernel_gives_the_tokens_of_the_reference(served: ServedModel) -> None:
+    program = CompiledModel(served.model, served.params, CONFIG, jax.devices()[0])
+    attention = choose_attention(program, "kernel", CheckMemory(None))
+    assert (attention.implementation, attention.reason) == ("tpu", AttentionReason.CHECKED)
+    told = []
+    for choice in (attention, choose_attention(program, "reference", CheckMemory(None))):
+        engine = open_engine(served, CONFIG, attention=choice, compile_all=True)
+        try:
+            assert {shape.metadata.kernel for shape in engine.core.runner.shapes} == {choice.implementation}
+            told.append(await outputs(engine))
+        finally:
+            engine.stop()
+    assert told[0] == told[1]
+    assert len({tuple(tokens) for tokens in told[0]}) == 3
