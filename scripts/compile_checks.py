@@ -6,7 +6,7 @@
 Nothing is allocated or run. What each function of compiled_functions.py takes is compared with compile_baseline.json:
 
     every function     bytes of temporaries and code, sums over chips and their bytes
-    steps, writes      whether pages are updated where they lie; weights of 8 bits that are widened as a whole
+    steps, writes      whether pages are updated where they lie, and weights of 8 bits stay so
     of a GPU           launches of a step, sorts; instructions, copies, barriers and spills of some kernels' loops
     of a TPU           bundles, spills, copies of whole pools
 
@@ -40,7 +40,7 @@ from compiled_functions import LONG_ROWS, Chips, Lower, functions
 from compiler_output.bundles import compile_and_count, dump_bundles, pool_copies
 from compiler_output.sass import MachineCode, MissingTools, Tools, dumped_kernels, find_tools, read_kernel
 from compiler_output.thunks import compile_with_thunks, longest_sort
-from compiler_output.wide_weights import eight_bit_weights, wide_weights
+from compiler_output.wide_weights import eight_bit_weights, wide_arrays
 
 from jaxctx.engine.runner.collectives import find_collectives
 from jaxctx.engine.runner.compiler_options import compiler_options
@@ -65,7 +65,7 @@ MOST = {
     "launches": 1,  # of a GPU's step, and waits of the host
     "sorted": 4096,  # numbers of a row: as many as one thread block of a GPU sorts; any vocabulary has more
     "pool_copies": 0,
-    "wide_weights": 0,
+    "wide_weights": 0,  # of 8 bits, in memory
 }
 """What no step or write may have more of, whatever the baseline says."""
 SMALL_BYTES = 1 << 16  # of growth that does not matter, and of outputs beside the pages
@@ -145,6 +145,7 @@ def measure_compiled(name: str, lowered: jax.stages.Lowered, readers: Readers) -
         "all_reduce_bytes": sum(each.size_bytes for each in sums),
         "all_reduces_of_bf16": sum(each.dtype == "bf16" for each in sums),
         "other_collectives": len(collectives) - len(sums),
+        "wide_weights": len(wide_arrays(text, eight_bit_weights(lowered))),
         **counts,
     }
 

@@ -32,6 +32,11 @@ from jaxctx_kernels import (
 )
 
 STEPS = (("qwen3-0.6b", 16), ("qwen3-0.6b", 512), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
+EIGHT_BIT_WEIGHTS = (  # models, rows, types
+    ("qwen3-0.6b", 16, "int8"),
+    ("qwen3-0.6b", 512, "float8_e4m3fn"),
+    ("llama-3.1-8b", 512, "int8"),
+)
 HEAD_DIMS, PAGE_SIZES, GROUPS = (64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)
 LAYOUTS = tuple(  # head_dim, page size, group: the first with each of the others
     dict.fromkeys(

@@ -49,13 +49,13 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(create((out[0],), "bias"), axes=(out[1],)) if bias else None
 
     def __call__(self, x: Float[Array, "rows in"]) -> Float32[Array, "rows out"]:
-        return self._add_bias(project(x, self._weight()))
+        return self._add_bias(project(x, self._read_weight()))
 
     def sum_over(self, mesh: Mesh | None, x: Float[Array, "rows in"]) -> Float32[Array, "rows out"]:
         """The same where `in` is split over `mesh`, see `project_and_sum`."""
-        return self._add_bias(project_and_sum(x, self._weight(), mesh))
+        return self._add_bias(project_and_sum(x, self._read_weight(), mesh))
 
-    def _weight(self) -> jax.Array | QuantizedWeight:
+    def _read_weight(self) -> "jax.Array | QuantizedWeight":
         weight: jax.Array = self.weight[...]
         if self.weight_scale is None:
             return weight

@@ -96,9 +96,9 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
     def merge(params: FlatParams) -> Decoder:
         return nnx.merge(graph, jax.tree.unflatten(leaf_tree, params))
 
-    config = decoder.config
     dtype = _dtype(decoder.embed_tokens.weight)
     weights_dtype = _dtype(decoder.layers[0].self_attn.q_proj.weight)
+    config = decoder.config
     group = config.heads // config.kv_heads
     kv = KVSpec(config.layers, config.kv_heads, config.head_dim, kv_dtype or dtype, group)
     return DecoderModel(config, dtype, weights_dtype, kv, specs, merge), tuple(leaves)

@@ -5,7 +5,7 @@ products are float32. Weights of 8 bits are widened inside the product: no wide 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -67,27 +67,26 @@ def project_and_sum(
 ) -> Float32[Array, "rows out"]:
     """`project` where `in` is split over `mesh`: each device's product, and then their sum, which every device gets.
 
-    What devices send each other has the type that is multiplied: bfloat16 are half the bytes of the products. Each
-    product is rounded to it once, and so may be each sum of two; one device alone rounds nothing.
+    What devices send each other has the type in which products are computed: bfloat16 are half the bytes of the
+    products. Each product is rounded to it once, and so may be each sum of two; one device alone rounds nothing.
     """
     if mesh is None or mesh.size == 1:
         return project(x, weight)
 
-    split: Any = PartitionSpec(None, EVERY_DEVICE)
-    whole: Any = PartitionSpec()
-    narrow: Any
-    weight_specs: Any
+    split, whole = PartitionSpec(None, EVERY_DEVICE), PartitionSpec()
+    place: Any = split  # of the weight
     if isinstance(weight, QuantizedWeight):
-        narrow, weight_specs = weight.multiplied_as, QuantizedWeight(split, whole, weight.multiplied_as)
+        places: Any = {"values": split, "scale": whole}  # in place of arrays
+        sent, place = jnp.dtype(weight.multiplied_as), replace(weight, **places)
     else:
-        narrow, weight_specs = weight.dtype, split
+        sent = weight.dtype
 
-    def part(x: jax.Array, weight: Any) -> jax.Array:
-        product = project(x, weight).astype(narrow)
+    def part(x: jax.Array, weight: "jax.Array | QuantizedWeight") -> jax.Array:
+        product = project(x, weight).astype(sent)
         summed: jax.Array = lax.psum(product, EVERY_DEVICE)
         return summed.astype(jnp.float32)
 
-    product: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=(split, weight_specs), out_specs=whole)(x, weight)
+    product: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=(split, place), out_specs=whole)(x, weight)
     return product
 
 

@@ -21,7 +21,7 @@ on the host (`build_attention_metadata`) and once per layer on the device (`writ
                     │
             metadata, kv_cache
 
-`docs/kernels.md` keeps what was measured, what won and what failed.
+`docs/kernels/` keeps what was measured, what won and what failed.
 """
 
 from jaxctx_kernels.dispatch import KernelChoice as KernelChoice

@@ -51,7 +51,7 @@ KernelName: TypeAlias = Literal["reference", "gpu", "mma", "tpu"]
 
 
 class TileSize(NamedTuple):
-    """How much of an item a kernel computes at once. Widths and lengths were measured: see docs/kernels.md."""
+    """How much of an item a kernel computes at once. Widths and lengths were measured: see docs/kernels/cpu.md."""
 
     rows: int
     tokens: int

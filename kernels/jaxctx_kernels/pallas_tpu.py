@@ -129,7 +129,7 @@ def attend(
 
     Pages hold a multiple of 16 tokens. Where neither head_dim is a multiple of 128 nor heads lie side by side in the
     page array, XLA copies it before every call. Raises ValueError if the work list is too large for SMEM; the compiler
-    fails if the rows of a single KV head are too many for VMEM, see docs/kernels.md.
+    fails if the rows of a single KV head are too many for VMEM, see docs/kernels/tpu.md.
     """
     if not fits_list(shape):
         raise ValueError(f"a list of {shape.pages} pages and {shape.items} items exceeds SMEM; take larger pages")

@@ -6,7 +6,8 @@ rows are brought, merged in registers and written back by copies of which severa
 What a page has in one sublane of 32 bits is a *word row*: one token of float32, two of bfloat16, four of 8 bits, with
 all lanes. It is the least that can be copied, of all KV heads at once; one of which all tokens are new is not read.
 Eight word rows fill registers of 32 bits, and a *tile* is eight of them that consecutive rows of the batch fill: what
-most rows of a prompt are. It takes one copy where its word rows would take eight. Scales are written by pages: a page
+most rows of a prompt are. It takes one copy where its word rows would take eight. Pages of 8 bits that have fewer than
+eight word rows, as those of 16 tokens, have no tiles. Scales are written by pages: a page
 has a row of lanes for each head.
 
     plan, once a step     slots ─ sort ─▶ tiles, each with its first row of the batch                    (SMEM)
@@ -83,7 +84,7 @@ def plan_groups(slots: Int32[Array, " rows"], values: Any) -> Plan:
     numbers = jnp.arange(len(slots), dtype=jnp.int32)
     slots, rows = jax.lax.sort((slots, jnp.minimum(numbers, last)), num_keys=1)
     real, pages, offsets = slots >= page_size, slots // page_size, slots % page_size
-    begins_tile, in_tile = find_tiles(slots, rows, TILE_WORDS * tokens)
+    begins_tile, in_tile = find_tiles(slots, rows, tokens_of_tile(page_size, tokens, len(slots)))
     begins_tile, in_tile = real & begins_tile, real & in_tile
 
     words, places = slots // tokens, offsets % tokens
@@ -114,14 +115,21 @@ def plan_groups(slots: Int32[Array, " rows"], values: Any) -> Plan:
     )
 
 
+def tokens_of_tile(page_size: int, tokens: int, rows: int) -> int:
+    """Tokens of a tile whose words have so many; 0 where pages are not of whole tiles, or no tile has enough rows."""
+    of_tile = TILE_WORDS * tokens
+    return of_tile if page_size % of_tile == 0 and rows >= of_tile else 0
+
+
 def find_tiles(
     slots: Int32[Array, " rows"], rows: Int32[Array, " rows"], tokens: int
 ) -> tuple[Bool[Array, " rows"], Bool[Array, " rows"]]:
     """Where tiles of `tokens` tokens begin in the sorted slots, and what lies in one.
 
-    That is where all of its slots are there, and their rows follow one another in the batch as the slots do.
+    That is where all of its slots are there, and their rows follow one another in the batch as the slots do. Of 0
+    tokens there is none.
     """
-    if len(slots) < tokens:
+    if not tokens:
         return jnp.zeros(slots.shape, bool), jnp.zeros(slots.shape, bool)
     follow = (jnp.roll(slots, -1) == slots + 1) & (jnp.roll(rows, -1) == rows + 1)
     span = 1  # follow: so many follow each other
@@ -242,12 +250,12 @@ def kernel(
     pools = [as_words(kv_values(each)) for each in (k_pages, v_pages)]
     bits = [each.bits for each in rows]
     tokens = members.shape[0] // sorted_rows.shape[0]
-    if sorted_rows.shape[0] >= TILE_WORDS * tokens:
+    page_size = pools[0].shape[2] * tokens
+    if tokens_of_tile(page_size, tokens, sorted_rows.shape[0]):
         write_tiles(plan, tokens, bits, pools, heads, tile_ring, arrived)
     write_words(plan, tokens, bits, pools, heads, word_ring, arrived)
     if scale_ring is not None:
         scales = [each.scales for each in (k_pages, v_pages) if isinstance(each, QuantizedKV)]
-        page_size = pools[0].shape[2] * tokens
         write_scales(plan, page_size, [each.scales for each in rows], scales, heads, scale_ring, arrived)
 
 

@@ -142,7 +142,7 @@ def _shape(config: ServeConfig) -> ModelConfig:
 
 
 def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, FlatParams]:
-    """A model without weights, in the types of the settings; its matrices as the directory stores them."""
+    """A model without weights, in the types of the settings."""
     types, path = _types(config), Path(config.model or BUNDLED)
     dtype = run_dtype(types.dtype, types.weights_dtype) or ("float32" if shape.dtype == "float32" else "bfloat16")
     weights_dtype = types.weights_dtype or (stored_weights_dtype(path) if path.exists() else None)

@@ -100,7 +100,7 @@ def test_rows_of_8_bits_keep_their_scale(
 def test_rows_of_8_bits_are_as_exact_as_their_type_can_be(
     rng: Generator, exact: Callable[[object], np.ndarray], dtype: str, rms: float
 ) -> None:
-    """What docs/kernels.md says is due to their types: 7 bits of a row's greatest number, or 3 of each number."""
+    """What docs/kernels/eight-bit-kv.md says is due to their types: 7 bits of a row's greatest number, or 3 of each number."""
     values = rng.normal(size=(4096, 1, 128)).astype(np.float32)
     got = exact(write_kv(zero_pages(1, 256, 16, 128, dtype), jnp.asarray(values), jnp.arange(4096)))
     off = got.reshape(4096, 128) - values[:, 0]

@@ -167,6 +167,14 @@ def test_chunks_of_prompts_and_decoding_rows(rng: Generator, case: Case) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("page_size", "pages"), [(16, 8), (48, 4)])
+def test_no_tile_reaches_into_the_next_page(rng: Generator, page_size: int, pages: int) -> None:
+    """Of 8 bits it would, as 16 and 48 tokens are no whole tiles of 32, and these pages lie one after the other."""
+    case = Case(rows=70, page_size=page_size, dtype="int8", pages=pages)
+    case.check(rng, np.arange(page_size + 2, page_size + 2 + 70))
+
+
+@pytest.mark.slow
 def test_all_rows_in_one_page(rng: Generator) -> None:
     Case(rows=16).check(rng, 5 * 16 + rng.permutation(16))
 

@@ -150,13 +150,6 @@ def test_settings_and_shapes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned.program._model.config.vocab_size == 4096  # the bundled model
 
 
-def test_weights_are_planned_as_a_directory_stores_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = Planned(monkeypatch)
-    convert(BUNDLED, tmp_path / "stored", weights_dtype="float8_e4m3fn")
-    assert main(["plan", str(tmp_path / "stored")], {}) == OK
-    assert planned.program._model.weights_dtype == "float8_e4m3fn"
-
-
 class OnEightDevices:
     """In place of a machine that is described, this one's eight devices; and in place of compiling, what was asked."""
 
@@ -186,6 +179,13 @@ def test_several_chips(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert "--tensor: 8xh100 has 8 devices" in capsys.readouterr().err
     assert main(["plan", "--target", "8xh100"], {}) == USAGE  # the bundled model has four query heads
     assert "8 devices do not divide the model's heads = 4 on kv_heads = 2; these" in capsys.readouterr().err
+
+
+def test_weights_are_planned_as_a_directory_stores_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Planned(monkeypatch)
+    convert(BUNDLED, tmp_path / "stored", weights_dtype="float8_e4m3fn")
+    assert main(["plan", str(tmp_path / "stored")], {}) == OK
+    assert planned.program._model.weights_dtype == "float8_e4m3fn"
 
 
 def test_what_does_not_fit_has_a_status(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:

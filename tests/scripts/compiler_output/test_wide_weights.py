@@ -1,9 +1,9 @@
-"""Weights of 8 bits that compilers widen as a whole are found, and those that they widen inside a product are not."""
+"""Weights of 8 bits that compilers widen as a whole, found in their HLO."""
 
 import jax
 import jax.numpy as jnp
 import pytest
-from compiler_output.wide_weights import eight_bit_weights, wide_weights
+from compiler_output.wide_weights import eight_bit_weights, wide_arrays
 
 # What compilers made of `x.astype(bfloat16) @ weight.astype(bfloat16).T * scale` with a weight of int8 `[4096, 4096]`,
 # without what says where in the source each line comes from.
@@ -53,22 +53,22 @@ TUPLE_WIDE = TPU_WIDE.replace(
 
 
 def test_a_weight_that_is_widened_inside_a_product_is_not_in_memory() -> None:
-    assert wide_weights(GPU, {4096 * 4096}) == []
+    assert wide_arrays(GPU, {4096 * 4096}) == []
 
 
 @pytest.mark.parametrize(
     ("hlo", "name"), [(GPU_WIDE, "wrapped_convert"), (TPU_WIDE, "convert.3"), (TUPLE_WIDE, "both.3")]
 )
 def test_a_weight_that_is_widened_as_a_whole_is_found(hlo: str, name: str) -> None:
-    (found,) = wide_weights(hlo, {4096 * 4096})
+    (found,) = wide_arrays(hlo, {4096 * 4096})
     assert found.startswith(f"{name} = ")
-    assert wide_weights(hlo, {4096 * 1024}) == []  # no weight is as large
+    assert wide_arrays(hlo, {4096 * 1024}) == []  # no weight is as large
 
 
 def test_a_product_as_large_as_its_weight_is_none() -> None:
     """A prompt of as many rows as the weight has inputs, in parts."""
     as_large = GPU.replace("[16,8,512]", "[4096,8,512]").replace("[8,16,4096]", "[1,4096,4096]")
-    assert wide_weights(as_large, {4096 * 4096}) == []
+    assert wide_arrays(as_large, {4096 * 4096}) == []
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
@@ -87,4 +87,5 @@ def test_a_copy_that_is_planted_is_found_in_what_xla_makes_of_it() -> None:
 
     weight = jax.ShapeDtypeStruct((192, 128), jnp.int8)
     lowered = jax.jit(widened).lower(jax.ShapeDtypeStruct((16, 128), jnp.bfloat16), weight)
-    assert wide_weights(lowered.compile().as_text() or "", eight_bit_weights(lowered)) != []
+    hlo = lowered.compile().as_text()
+    assert wide_arrays(hlo, eight_bit_weights(lowered)) != []
