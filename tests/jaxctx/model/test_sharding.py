@@ -133,7 +133,7 @@ def test_loading_onto_a_mesh(tiny, tmp_path, dense_logits):
 
 def test_scales_are_split_with_their_output_channels(tiny, dense_logits):
     model, params = init_random(tiny, 0, scale=0.2, weights_dtype="int8")
-    split = shard(make_mesh(tensor=2), model, params)
+    split = shard(make_mesh(tiny, tensor=2), model, params)
     parts = {spec.name: array.addressable_shards[0].data.shape for spec, array in zip(model.specs, split, strict=True)}
     assert parts["model.layers.0.self_attn.q_proj.weight"] == (32, 32)
     assert parts["model.layers.0.self_attn.q_proj.weight_scale"] == (32,)
