@@ -159,13 +159,13 @@ def test_sums_over_chips_are_of_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("target", [target for target in PACKAGES if target not in SOME])
-def test_weights_of_8_bits_take_half_the_memory_and_no_more_temporaries(target: str) -> None:
+def test_weights_of_8_bits_take_half_the_memory_and_not_one_layer_is_widened(target: str) -> None:
     found = kept()[target]["functions"]
     config = read_config(SHAPES / "qwen3-0.6b")
+    attention = (2 * config.heads + 2 * config.kv_heads) * config.head_dim
+    layer = config.width * (attention + 3 * config.ffn)  # numbers, each of which takes a byte less
     for rows, dtype in EIGHT_BIT_WEIGHTS:
         wide, narrow = found[f"short step, {rows} rows"], found[f"short step, {rows} rows, weights of {dtype}"]
-        attention = (2 * config.heads + 2 * config.kv_heads) * config.head_dim
-        matrices = SHORT["layers"] * config.width * (attention + 3 * config.ffn)
         assert narrow["wide_weights"] == 0
-        assert wide["arguments"] - narrow["arguments"] >= 0.99 * matrices
-        assert narrow["temporaries"] <= wide["temporaries"] + config.width * config.ffn  # half a matrix of bfloat16
+        assert wide["arguments"] - narrow["arguments"] >= 0.98 * SHORT["layers"] * layer  # scales are the rest
+        assert narrow["temporaries"] < wide["temporaries"] + 2 * layer
