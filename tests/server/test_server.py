@@ -100,7 +100,7 @@ async def test_start_to_stop(engine: Any, text: Any, tmp_path: Path) -> None:
     life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0, unix_socket=tmp_path / "s"))
     address = await life.ready()
     banner = life.out.getvalue()
-    assert "fake (fake, 7 parameters, float32)" in banner
+    assert "fake (fake, 7 parameters, float32 with int8 weights)" in banner
     assert "400 tokens in 100 pages of 4, float32" in banner
     assert "cpu, tensor 1" in banner
     assert f"unix:{tmp_path}/s" in banner

@@ -57,7 +57,7 @@ def test_pages_are_read_copied_and_written_in_all_layers(together: bool) -> None
     expected[:, :, :, [2, 3]] = before[:, :, :, [1, 2]]  # both are read before any is written
     np.testing.assert_array_equal(by_layer(copied), expected)
     place = jax.tree.leaves(pools)[0].sharding
-    written = write_pages(LAYERS, pools, jnp.array([5, 0]), read, place)
+    written = write_pages(LAYERS, pools, jnp.array([5, 0]), read, (place, place))
     expected = before.copy()
     expected[:, :, :, [5, 0]] = before[:, :, :, [4, 1]]
     np.testing.assert_array_equal(by_layer(written), expected)
@@ -72,7 +72,7 @@ def test_pages_of_every_type_come_back_to_the_bit(together: bool, dtype: str) ->
     struct = page_struct(LAYERS, pools)
     assert {(page.shape, page.dtype) for page in read} == {(struct.shape, struct.dtype)}
     emptied = jax.tree.map(jnp.zeros_like, pools)
-    again = read_pages(LAYERS, write_pages(LAYERS, emptied, pages, read, place), pages)
+    again = read_pages(LAYERS, write_pages(LAYERS, emptied, pages, read, (place, place)), pages)
     for page, expected in zip(again, read, strict=True):
         assert np.asarray(page).tobytes() == np.asarray(expected).tobytes()
 
