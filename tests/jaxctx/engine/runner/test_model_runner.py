@@ -149,7 +149,7 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
         pools = page_functions.copy_pages(config.layers, pools, jnp.stack([sources, targets]))
         saved = page_functions.read_pages(config.layers, pools, pages)
         place = jax.tree.leaves(pools)[0].sharding
-        loaded = page_functions.write_pages(config.layers, pools, pages, saved[::-1], place)
+        loaded = page_functions.write_pages(config.layers, pools, pages, saved[::-1], (place, place))
         found.append(
             (step.read_output(np.asarray(output)), saved, page_functions.read_pages(config.layers, loaded, pages))
         )
