@@ -8,11 +8,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax import export
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.lowering_cache import SOURCES, LoweringCache, _read
 from jaxctx.engine.runner.model_runner import ModelRunner
+from jaxctx.engine.runner.step import StepShape
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
 from jaxctx_kernels import Segment, build_attention_metadata
@@ -147,6 +149,19 @@ def test_a_disk_that_takes_nothing_costs_no_start(
     with caplog.at_level(logging.WARNING, "jaxctx.engine"):
         cache.lower(model, model.shapes[0])
     assert "could not be kept" in caplog.text
+
+
+def test_a_step_that_calls_back_is_traced_each_time(
+    tmp_path: Path, small_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def called_back(self: CompiledModel, shape: StepShape) -> export.Exported:
+        return export.export(jax.jit(lambda x: jax.pure_callback(np.sin, x, x)))(np.float32(0)).serialize()
+
+    monkeypatch.setattr(CompiledModel, "export_step", called_back)
+    model, kept = described(), tmp_path / "kept"
+    lowered = LoweringCache(kept, [small_sources]).lower(model, model.shapes[0])
+    assert lowered.as_text() == model.lower(model.shapes[0]).as_text()
+    assert entries(kept) == set()
 
 
 def test_split_models_are_traced_at_every_start(tmp_path: Path) -> None:
