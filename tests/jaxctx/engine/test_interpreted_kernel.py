@@ -22,8 +22,9 @@ from jaxctx.engine.runner.check_memory import CheckMemory
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.model.config import ModelConfig
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
-from jaxctx_kernels import KernelChoice
+from jaxctx_kernels import KernelChoice, pallas_tpu_write
 from scripts.checkpoints import init_random
+from tests.planted_kernels import write
 
 ME = Caller()
 CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=4, max_context_tokens=256, draft_tokens=0)
@@ -55,6 +56,8 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from jax.experimental.pallas import tpu as pltpu
 
     monkeypatch.setattr(compiled_model, "select_kernel", lambda *_, **__: KernelChoice("tpu"))
+    # The interpreter does not store through a view of other words, which the kernel for writing has.
+    monkeypatch.setattr(pallas_tpu_write, "write_rows", write)
     pltpu.set_tpu_interpret_mode(pltpu.InterpretParams())
     yield
     pltpu.set_tpu_interpret_mode(None)
