@@ -278,7 +278,8 @@ def main() -> int:
     failed = missing = 0
     updated: dict[str, Any] = {}
     to_run = [part for target in options.target for part in parts(target)]
-    with ProcessPoolExecutor(len(to_run), multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(to_run), spawn, max_tasks_per_child=1) as pool:  # libtpu reads its flags only once
         running = {
             part: pool.submit(check, part, options.only, baseline.get(part.target, nothing), options.update)
             for part in to_run
