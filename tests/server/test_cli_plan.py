@@ -209,7 +209,7 @@ def test_what_does_not_fit_has_a_status(directory: str, monkeypatch: pytest.Monk
         (["--kv-tokens", "9", "--memory-fraction", "0.5"], USAGE, "only one of them may be set"),
         (["--target", "v5e"], USAGE, "v5e: "),
         (["--target", "h200"], USAGE, "h200: "),
-        (["--target", "a100-80gb"], USAGE, "a100-80gb: its compiler is not installed"),
+        (["--target", "a100-80gb"], USAGE, "a100-80gb: "),
     ],
 )
 def test_mistakes_are_one_line(
