@@ -57,15 +57,16 @@ class LoweringCache:
 
     def _name(self, model: CompiledModel, shape: StepShape) -> str:
         """The digest of all that decides which program is traced."""
-        flags = {name: getattr(jax.config, name) for name in ("jax_enable_x64", "jax_default_matmul_precision")}
+        flags = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision)
         described = (self._code, model.description, shape, flags, CPU_MULTIPLIES_BFLOAT16)
         return f"{xxhash.xxh3_128_hexdigest(repr(described).encode())}.step"
 
     def _write(self, path: Path, program: export.Exported) -> None:
         """Write the entry, which appears whole or not at all. Where that fails the next start traces again."""
+        data = program.serialize()
         try:
             with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as part:
-                part.write(program.serialize())
+                part.write(data)
             os.replace(part.name, path)
         except OSError as error:
             log.warning("a traced step could not be kept in %s: %s", self._directory, error)
