@@ -24,7 +24,7 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.interface import KVSpec
 from jaxctx.model.sampling import slot_state_bytes
 
-TPU_EIGHT_BIT_PAGE_SIZE = 16  # loads of larger 8-bit pages copy the arrays of values: see docs/kernels/tpu.md
+TPU_EIGHT_BIT_PAGE_SIZE = 16  # though steps prefer 128: loads copy these arrays less, see docs/kernels/tpu.md
 TOKENS_FOR_EACH = 256  # of KV for each of the requests at once: 256 requests have 16 contexts of 4,096 tokens
 LEAST_MAX_BATCH = 16  # halving ends here: a step of fewer rows takes as long
 LEAST_MAX_BATCH_TOKENS = 512  # and here: prompts in smaller pieces would read the weights more often than needed
