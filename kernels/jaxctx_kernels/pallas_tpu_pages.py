@@ -25,8 +25,9 @@ from jaxctx_kernels.pallas_tpu import Ref, in_hbm
 def gather_pages(arrays: Any, ids: Int32[Array, " n"]) -> Any:
     """The pages `ids` of each array of a tree, `[heads, pages, rows, lanes]`: `[n, heads, rows, lanes]` of each."""
 
-    def gathered(array: jax.Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((len(ids), array.shape[0], *array.shape[2:]), array.dtype)
+    def gathered(array: jax.Array) -> Any:
+        # XLA would have what fits in VMEM, and in tiles of another height than those of the page arrays.
+        return pltpu.HBM((len(ids), array.shape[0], *array.shape[2:]), array.dtype)
 
     return call(gather_kernel, ids, (arrays,), jax.tree.map(gathered, arrays), {}, name="gather_pages")
 
