@@ -4,8 +4,8 @@
     scripts/bench_products.py [--rows 1 4 16 64 512] [--rounds 12] [--out 4096] [--inside 1024]
 
 Times a chain of products with a dozen weights, more than caches hold. The types take turns, and the fastest of the
-rounds counts, so that whatever else the machine does meets all of them: read the ratios. "int8 × int8" also rounds the
-activations, a scale for each row, which no setting of the server does.
+rounds counts, so that whatever else the machine does meets all of them: read the ratios. "int8 as float32" is int8
+weights with `--matmul-dtype float32`; "int8 as int8" also rounds the activations, a scale for each row.
 """
 
 from __future__ import annotations
@@ -18,31 +18,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from jaxctx.engine.runner.compiler_options import compiler_options
 from jaxctx.model.functional import EIGHT_BITS
 from jaxctx.model.products import QuantizedWeight, project
 from jaxctx.model.weights.quantize import quantize
 
 WEIGHTS = 12
-Product = Callable[[jax.Array, Any], jax.Array]
 
 
-def with_rounded_activations(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
-    """As `project`, with products of int8 that are summed as int32."""
-    scale = jnp.abs(x).max(1, keepdims=True) / 127
-    rows = jnp.round(x / scale).astype(jnp.int8)
-    product = lax.dot_general(weight.values, rows, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
-    swapped: jax.Array = lax.optimization_barrier(product)
-    return swapped.T.astype(jnp.float32) * scale * weight.scale
-
-
-def chain(product: Product, inside: int) -> Callable[[jax.Array, list[Any]], jax.Array]:
+def chain(inside: int) -> Callable[[jax.Array, list[Any]], jax.Array]:
     """A function of rows and weights whose products wait for one another."""
 
     def run(x: jax.Array, weights: list[Any]) -> jax.Array:
         for weight in weights:
-            y = product(x, weight)
+            y = project(x, weight)
             x = x + jnp.resize(y, (x.shape[0], inside)) * 1e-6
         return x
 
@@ -59,27 +49,26 @@ def main() -> None:
     rng = np.random.default_rng(0)
     wide = [rng.normal(size=(options.out, options.inside)).astype(np.float32) for _ in range(WEIGHTS)]
 
-    def narrow(dtype: str) -> list[QuantizedWeight]:
+    def narrow(dtype: str) -> list[tuple[jax.Array, jax.Array]]:
         made = (quantize(weight, dtype) for weight in wide)
-        return [QuantizedWeight(jnp.asarray(v.view(EIGHT_BITS[dtype])), jnp.asarray(s), "bfloat16") for v, s in made]
+        return [(jnp.asarray(values.view(EIGHT_BITS[dtype])), jnp.asarray(scale)) for values, scale in made]
 
-    int8 = narrow("int8")
-    kinds: dict[str, tuple[Product, list[Any]]] = {
-        "bfloat16": (project, [jnp.asarray(weight, jnp.bfloat16) for weight in wide]),
-        "int8": (project, int8),
-        "float8_e4m3fn": (project, narrow("float8_e4m3fn")),
-        "int8 × int8": (with_rounded_activations, int8),
-    }
-    print(f"JAX {jax.__version__} on {jax.devices()[0].platform}, weights [{options.out}, {options.inside}]")
+    int8, float8 = narrow("int8"), narrow("float8_e4m3fn")
+    kinds: dict[str, list[Any]] = {"bfloat16": [jnp.asarray(weight, jnp.bfloat16) for weight in wide]}
+    for name, parts in (("int8", int8), ("float8_e4m3fn", float8)):
+        for matmul_dtype in ("bfloat16", "float32", "int8")[: 3 if name == "int8" else 2]:
+            kinds[f"{name} as {matmul_dtype}"] = [QuantizedWeight(*each, matmul_dtype) for each in parts]
+    platform = jax.devices()[0].platform
+    print(f"JAX {jax.__version__} on {platform}, weights [{options.out}, {options.inside}]")
     for rows in options.rows:
         x = jnp.asarray(rng.normal(size=(rows, options.inside)), jnp.float32)
         compiled = {
-            name: jax.jit(chain(product, options.inside)).lower(x, weights).compile()
-            for name, (product, weights) in kinds.items()
+            name: jax.jit(chain(options.inside)).lower(x, weights).compile(compiler_options=compiler_options(platform))
+            for name, weights in kinds.items()
         }
         fastest = dict.fromkeys(kinds, float("inf"))
         for _ in range(options.rounds):
-            for name, (_, weights) in kinds.items():
+            for name, weights in kinds.items():
                 start = time.perf_counter()
                 compiled[name](x, weights).block_until_ready()
                 fastest[name] = min(fastest[name], time.perf_counter() - start)

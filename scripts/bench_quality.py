@@ -6,7 +6,8 @@
 Prints a table. Differences are those of the log probability of the token that does come next, from the same weights
 computed in float32. Each window of 2,048 tokens of the text is read from its start, by attention over whole sequences;
 keys and values are rounded as the engine's pages round them. "int8 and head" also rounds the embedding, which here is
-the head too and which `--weights-dtype` leaves as it is. The text is that of this Python's standard library.
+the head too and which `--weights-dtype` leaves as it is; "int8, as int8" rounds activations too, by `--matmul-dtype
+int8`. The text is that of this Python's standard library.
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ def combinations(path: Path) -> Iterator[tuple[str, str, DecoderModel, FlatParam
         for kv_dtype in KV if weights == "float32" else KV[1:]:
             loaded = load_model(path, weights_dtype=weights, kv_dtype=kv_dtype)
             yield weights, kv_dtype, loaded.model, loaded.params
+    for kv_dtype in ("bfloat16", "int8"):
+        loaded = load_model(path, weights_dtype="int8", kv_dtype=kv_dtype, matmul_dtype="int8")
+        yield "int8, as int8", kv_dtype, loaded.model, loaded.params
     loaded = load_model(path, weights_dtype="int8", kv_dtype="bfloat16")
     yield "int8 and head", "bfloat16", loaded.model, with_rounded_embedding(loaded.model, loaded.params)
 

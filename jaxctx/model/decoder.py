@@ -45,7 +45,7 @@ class Linear(nnx.Module):
         quantized = weight if isinstance(weight, QuantizedWeight) else None
         self.weight = nnx.Param(weight if quantized is None else quantized.values, axes=(out[1], inside[1]))
         self.weight_scale = None if quantized is None else nnx.Param(quantized.scale, axes=(out[1],))
-        self.multiplied_as = "" if quantized is None else quantized.multiplied_as
+        self.matmul_dtype = "" if quantized is None else quantized.matmul_dtype
         self.bias = nnx.Param(create((out[0],), "bias"), axes=(out[1],)) if bias else None
 
     def __call__(self, x: Float[Array, "rows in"]) -> Float32[Array, "rows out"]:
@@ -59,7 +59,7 @@ class Linear(nnx.Module):
         weight: jax.Array = self.weight[...]
         if self.weight_scale is None:
             return weight
-        return QuantizedWeight(weight, self.weight_scale[...], self.multiplied_as)
+        return QuantizedWeight(weight, self.weight_scale[...], self.matmul_dtype)
 
     def _add_bias(self, y: Float32[Array, "rows out"]) -> Float32[Array, "rows out"]:
         return y if self.bias is None else y + self.bias[...].astype(jnp.float32)

@@ -56,6 +56,7 @@ class DecoderModel:
     config: ModelConfig
     dtype: str  # that it computes in; of the parameters, but those that have `weights_dtype`
     weights_dtype: str  # of the layers' matrices: `dtype`, or a key of EIGHT_BITS
+    matmul_dtype: str  # that they are multiplied as, see `QuantizedWeight`
     kv: KVSpec
     specs: tuple[ParamSpec, ...] = field(compare=False, repr=False)
     _merge: Callable[[FlatParams], Decoder] = field(compare=False, repr=False)
@@ -97,11 +98,13 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
         return nnx.merge(graph, jax.tree.unflatten(leaf_tree, params))
 
     dtype = _dtype(decoder.embed_tokens.weight)
-    weights_dtype = _dtype(decoder.layers[0].self_attn.q_proj.weight)
+    matrix = decoder.layers[0].self_attn.q_proj
     config = decoder.config
     group = config.heads // config.kv_heads
     kv = KVSpec(config.layers, config.kv_heads, config.head_dim, kv_dtype or dtype, group)
-    return DecoderModel(config, dtype, weights_dtype, kv, specs, merge), tuple(leaves)
+    return DecoderModel(config, dtype, _dtype(matrix.weight), matrix.matmul_dtype or dtype, kv, specs, merge), tuple(
+        leaves
+    )
 
 
 def _dtype(parameter: Any) -> str:
@@ -115,11 +118,17 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 def abstract(
-    config: ModelConfig, dtype: str, *, kv_dtype: str | None = None, weights_dtype: str | None = None
+    config: ModelConfig,
+    dtype: str,
+    *,
+    kv_dtype: str | None = None,
+    weights_dtype: str | None = None,
+    matmul_dtype: str | None = None,
 ) -> tuple[DecoderModel, FlatParams]:
     """Model and ShapeDtypeStructs: for compiling and for planning memory without weights.
 
     `dtype` is "bfloat16" or "float32"; `weights_dtype` a key of EIGHT_BITS for the layers' matrices, or None: `dtype`.
+    These are multiplied as `matmul_dtype`, see `QuantizedWeight`; None: `dtype`.
     """
 
     def create(shape: tuple[int, ...], kind: str) -> Any:
@@ -127,6 +136,6 @@ def abstract(
             return jax.ShapeDtypeStruct(shape, dtype)
         values: Any = jax.ShapeDtypeStruct(shape, EIGHT_BITS[weights_dtype])
         scale: Any = jax.ShapeDtypeStruct(shape[:1], jnp.float32)
-        return QuantizedWeight(values, scale, dtype)
+        return QuantizedWeight(values, scale, matmul_dtype or dtype)
 
     return as_model(Decoder(config, create), kv_dtype=kv_dtype)

@@ -13,28 +13,30 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Float32, Shaped
+from jaxtyping import Array, Float, Float32, Int8, Shaped
 
 from jaxctx.model.sharding import EVERY_DEVICE
 
 FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less than it saves
 LANES, TERMS = 32, 32  # of one row's products on CPU: numbers of a vector, and vectors that one loop adds at most
 BLOCK_ELEMENTS = 1 << 20  # of a weight of 8 bits that are wide at a time on CPU: 2 MiB, which its cache holds
+LARGEST_INT8 = 127
 LEAST_BLOCK = 64  # output channels that are multiplied at a time, however long they are
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("values", "scale"), meta_fields=("multiplied_as",))
+@partial(jax.tree_util.register_dataclass, data_fields=("values", "scale"), meta_fields=("matmul_dtype",))
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
     """A weight of 8 bits: `values[o, i] * scale[o]`, a scale for each output channel.
 
-    `multiplied_as` is the type in which values and what they are multiplied with meet, "bfloat16" or "float32". Both
-    hold every value exactly.
+    `matmul_dtype` is the type in which values and what they are multiplied with meet. "bfloat16" and "float32" hold
+    every value exactly. "int8", on a CPU and of int8 values, also rounds what they are multiplied with, a scale for
+    each row.
     """
 
     values: Shaped[Array, "out in"]  # int8, or the bits of float8_e4m3fn in uint8, as XLA:CPU would widen it whole
     scale: Float32[Array, " out"]
-    multiplied_as: str = field(metadata={"static": True})
+    matmul_dtype: str = field(metadata={"static": True})
 
 
 def project(
@@ -77,7 +79,8 @@ def project_and_sum(
     place: Any = split  # of the weight
     if isinstance(weight, QuantizedWeight):
         places: Any = {"values": split, "scale": whole}  # in place of arrays
-        sent, place = jnp.dtype(weight.multiplied_as), replace(weight, **places)
+        sent = jnp.dtype("bfloat16" if weight.matmul_dtype == "int8" else weight.matmul_dtype)
+        place = replace(weight, **places)
     else:
         sent = weight.dtype
 
@@ -96,7 +99,10 @@ def project_quantized(x: Float[Array, "rows in"], weight: QuantizedWeight) -> Fl
     Accelerators' compilers fuse the widening into the product. XLA:CPU would first widen the whole weight; there one
     row's sums widen as they read, and more rows go through the weight by blocks.
     """
-    x = x.astype(weight.multiplied_as)
+    if weight.matmul_dtype == "int8":
+        rounded, row_scale = round_rows(x)
+        return multiply_int8(rounded, weight.values).astype(jnp.float32) * row_scale * weight.scale
+    x = x.astype(weight.matmul_dtype)
 
     def on_cpu(x: jax.Array, values: jax.Array) -> jax.Array:
         return contract_one(x[0], values)[None] if x.shape[0] == 1 else contract_in_blocks(x, values)
@@ -106,6 +112,27 @@ def project_quantized(x: Float[Array, "rows in"], weight: QuantizedWeight) -> Fl
 
     product: jax.Array = lax.platform_dependent(x, weight.values, cpu=on_cpu, default=fused)
     return product * weight.scale
+
+
+def round_rows(x: Float[Array, "rows in"]) -> tuple[Int8[Array, "rows in"], Float32[Array, "rows 1"]]:
+    """Rows as int8, and the scale of each: x ≈ rounded * scale. Where a row is not finite its scale is NaN."""
+    x = x.astype(jnp.float32)
+    scale = jnp.abs(x).max(1, keepdims=True) / LARGEST_INT8
+    rounded = jnp.round(x / jnp.where(scale == 0, 1, scale)).astype(jnp.int8)
+    # XLA's maximum of many rows on a CPU leaves a NaN out.
+    return rounded, jnp.where(jnp.isfinite(x).all(1, keepdims=True), scale, jnp.nan)
+
+
+def multiply_int8(rows: Int8[Array, "rows in"], values: Int8[Array, "out in"]) -> "jax.Array":
+    """The product of int8 on a CPU, `[rows, out]`: int32, which is exact; of one row float32."""
+    if rows.shape[0] == 1:
+        return contract_one(rows[0], values)[None]
+    dimensions = (((1,), (1,)), ((), ()))
+    multiply = partial(lax.dot_general, dimension_numbers=dimensions, preferred_element_type=jnp.int32)
+    if rows.shape[0] > FEW_ROWS:
+        return multiply(rows, values)
+    swapped: jax.Array = lax.optimization_barrier(multiply(values, rows))
+    return swapped.T
 
 
 def widen(values: Shaped[Array, "*shape"], dtype: Any) -> Float[Array, "*shape"]:

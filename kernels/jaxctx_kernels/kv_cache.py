@@ -172,9 +172,13 @@ def write_quantized(
 def quantize(
     rows: Shaped[Array, "rows kv_heads head_dim"], dtype: DTypeLike
 ) -> tuple[Float32[Array, "rows kv_heads head_dim"], Float32[Array, "rows kv_heads"]]:
-    """Rows in units of their scales, in the range of `dtype` and not yet rounded; and the scales."""
+    """Rows in units of their scales, in the range of `dtype` and not yet rounded; and the scales.
+
+    The scale of what is not finite is NaN.
+    """
     rows = rows.astype(jnp.float32)
     scale = jnp.abs(rows).max(-1) / (LARGEST_INT8 if dtype == jnp.int8 else LARGEST_FLOAT8)
+    scale = jnp.where(jnp.isfinite(rows).all(-1), scale, jnp.nan)  # XLA's maximum on a CPU leaves a NaN out of many
     return rows / jnp.where(scale == 0, 1, scale)[..., None], scale
 
 

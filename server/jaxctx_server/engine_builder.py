@@ -1,5 +1,6 @@
 """A model directory to a running engine. The only file here that knows models and JAX."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from jaxctx.engine.runner.kernel_check import OnCase, check_kernels
 from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
 from jaxctx.engine.runner.kernel_timing import time_kernels
 from jaxctx.engine.runner.lowering_cache import LoweringCache
+from jaxctx.engine.runner.matmul_choice import check_matmul_dtype, choose_matmul_dtype
 from jaxctx.engine.runner.memory_planner import TARGETS, compiling_for, compiling_for_target, plan_memory
 from jaxctx.engine.runner.mesh_plan import plan_mesh
 from jaxctx.engine.runner.mesh_targets import mesh_target
@@ -37,6 +39,8 @@ from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
 from jaxctx_server.engine_plan import EnginePlan
 from jaxctx_server.errors import MODEL, StartError
 from jaxctx_server.progress import Progress
+
+log = logging.getLogger("jaxctx.server")
 
 OUTPUT_TOKENS, BUNDLED_OUTPUT_TOKENS = 4096, 256  # of a request that does not say how many
 
@@ -82,6 +86,7 @@ def _plan_one_chip(config: PlanConfig, progress: Progress) -> EnginePlan:
             )
         model, params = _described(config, _shape(config))
         place, platform = devices[0], devices[0].platform
+        check_matmul_dtype(model, config.matmul_dtype, platform)
         known = _model_memory(config, model, params, place, platform, memory)
         return _measure(config, model, params, place, platform, known, wanted_kernel(config.attention), progress)
 
@@ -95,6 +100,7 @@ def _plan_mesh(config: PlanConfig, progress: Progress) -> EnginePlan:
         shape, platform = _shape(config), devices[0].platform
         mesh = make_mesh(shape, tensor=len(devices), devices=devices)
         model, params = _described(config, shape)
+        check_matmul_dtype(model, config.matmul_dtype, platform)
         known = _model_memory(config, model, params, mesh, platform, machine.target.memory)
 
         def measure(sizes: Sizes) -> EnginePlan:
@@ -121,6 +127,7 @@ def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
         model, params = _described(config, _shape(config))
+        check_matmul_dtype(model, config.matmul_dtype, jax.default_backend())
         mesh = make_mesh(model.config, tensor=config.tensor) if config.tensor > 1 else None
         if mesh is not None:
             places = [logical_sharding(mesh, spec.axes) for spec in model.specs]
@@ -173,7 +180,9 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
     if not path.is_dir():
         raise CheckpointError("not a directory" if path.exists() else "no such directory")
     text = load_text(path)  # before the weights: it takes less time to find out that it is missing
-    loaded = load_model(path, **_types(config)._asdict(), mesh=mesh, progress=progress.weights)
+    matmul_dtype = _matmul_dtype(config, path)
+    types = _types(config)._asdict()
+    loaded = load_model(path, **types, matmul_dtype=matmul_dtype, mesh=mesh, progress=progress.weights)
     return ServedModel(
         model=loaded.model,
         params=loaded.params,
@@ -185,6 +194,17 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
         dtype=loaded.model.dtype,
         weights_dtype=loaded.model.weights_dtype,
     )
+
+
+def _matmul_dtype(config: ServeConfig, path: Path) -> str | None:
+    """What weights of 8 bits are to be multiplied as; None: the model has none."""
+    described, _ = _described(config, read_config(path))
+    directory = None if config.compile_cache is None else config.compile_cache / "matmul"
+    choice = choose_matmul_dtype(described, config.matmul_dtype, jax.default_backend(), directory)
+    if choice is None:
+        return None
+    log.info("%s", choice.describe())
+    return choice.dtype
 
 
 class Types(NamedTuple):

@@ -76,6 +76,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "dtype": ("bfloat16", "bfloat16"),
     "kv_dtype": ("int8", "int8"),
     "weights_dtype": ("float8_e4m3fn", "float8_e4m3fn"),
+    "matmul_dtype": ("float32", "float32"),
     "tensor": ("2", 2),
     "attention": ("reference", "reference"),
     "page_size": ("32", 32),

@@ -18,12 +18,14 @@ from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx.engine.config import EngineConfig, page_bytes
 from jaxctx.engine.default_sizes import Sizes
 from jaxctx.engine.factory import ServedModel
+from jaxctx.engine.runner import matmul_choice
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.kernel_check import empty_report
 from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
 from jaxctx.engine.runner.memory_planner import MemoryPlan
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.config import ModelConfig
+from jaxctx.model.functional import DecoderModel
 from jaxctx_kernels import KernelChoice
 from jaxctx_server import engine_builder
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
@@ -378,6 +380,41 @@ def test_a_cpu_has_no_kernel_to_demand(tmp_path: Path) -> None:
     assert str(error) == "--attention: kernel: there is none here: the path of a CPU is plain JAX"
     with pytest.raises(StartError, match="--attention: kernel: there is none here"):
         engine_builder.plan(PlanConfig(model=str(tmp_path), attention="kernel"), Silent())
+
+
+def test_weights_are_multiplied_as_the_faster_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Measured by the first start, and said by both."""
+    caplog.set_level("INFO", "jaxctx")
+    measured = []
+
+    def measure(*weight: object) -> dict[str, tuple[float, ...]]:
+        measured.append(weight)
+        return {"bfloat16": (2.0, 2.0, 2.0), "float32": (1.0, 1.0, 1.0)}
+
+    monkeypatch.setattr(matmul_choice, "measure", measure)
+    settings: dict[str, Any] = {"compile_cache": tmp_path / "cache", "dtype": "bfloat16", "weights_dtype": "int8"}
+    config = ServeConfig(model=windowed(tmp_path / "model"), **settings)
+    for _ in range(2):
+        model = engine_builder._model(config, None, Silent()).model
+        assert isinstance(model, DecoderModel)
+        assert (model.dtype, model.weights_dtype, model.matmul_dtype) == ("bfloat16", "int8", "float32")
+        assert "weights of 8 bits are multiplied as float32 (ms a product" in caplog.messages[-1]
+    assert measured == [(16, 16, "int8")]
+    asked = engine_builder._model(replace(config, matmul_dtype="int8"), None, Silent()).model
+    assert isinstance(asked, DecoderModel)
+    assert asked.matmul_dtype == "int8"
+    assert len(measured) == 1
+
+
+def test_weights_of_16_bits_are_multiplied_as_they_are(tmp_path: Path) -> None:
+    error = refused(model=windowed(tmp_path), matmul_dtype="float32")
+    assert str(error) == "--matmul-dtype: is for weights of 8 bits, see weights_dtype"
+    for refuses in (engine_builder.plan, engine_builder.check):
+        settings = PlanConfig if refuses is engine_builder.plan else CheckConfig
+        with pytest.raises(StartError, match="--matmul-dtype: is for weights of 8 bits"):
+            refuses(settings(model=str(tmp_path), matmul_dtype="float32"), Silent())  # type: ignore[operator]
 
 
 def test_a_check_needs_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

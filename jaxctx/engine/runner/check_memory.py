@@ -13,7 +13,6 @@ remembered. Without a directory nothing ever is. What cannot be read or written 
 
 import hashlib
 import json
-import os
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import jaxctx_kernels
 from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.json_file import read_object, write_object
 from jaxctx.engine.runner.kernel_check import empty_report
 
 MOST_STARTS = 2  # that may end within a comparison
@@ -66,20 +66,11 @@ class CheckMemory:
     def _read(self, key: str) -> dict[str, Any]:
         if self._directory is None:
             return {}
-        try:
-            found = json.loads(self.file(key).read_text("utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return read_object(self.file(key))
 
     def _write(self, key: str, fields: dict[str, object]) -> None:
-        if self._directory is None:
-            return
-        unfinished = self.file(key).with_suffix(f".{os.getpid()}")
-        with suppress(OSError):
-            self._directory.mkdir(parents=True, exist_ok=True)
-            unfinished.write_text(json.dumps(fields) + "\n", "utf-8")
-            unfinished.replace(self.file(key))
+        if self._directory is not None:
+            write_object(self.file(key), fields)
 
 
 def key_of(program: CompiledModel) -> str:

@@ -60,6 +60,7 @@ def load_model(
     dtype: str | None = None,
     kv_dtype: str | None = None,
     weights_dtype: str | None = None,
+    matmul_dtype: str | None = None,
     mesh: Mesh | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -68,12 +69,12 @@ def load_model(
     `dtype`, of activations and of weights, is "float32" or "bfloat16"; None: as the embedding is stored, float16 as
     bfloat16 for its range. `weights_dtype` is the type of the layers' matrices: "int8" or "float8_e4m3fn", made here
     unless they are stored so; a floating type, which is then `dtype` too; None: as stored if that has 8 bits, else
-    `dtype`.
+    `dtype`. `matmul_dtype`: what matrices of 8 bits are multiplied as, see `QuantizedWeight`; None: `dtype`.
     The host holds one tensor at a time (of Orbax, a few hundred megabytes).
     Raises CheckpointError, before anything is moved if the headers already tell, and for a parameter with a value that
     is no number: one NaN makes NaN of every logit.
     """
-    source, model = open_checked(Path(path), dtype, kv_dtype, weights_dtype)
+    source, model = open_checked(Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype)
     _check_memory(source, model)
     if mesh is not None:
         check_divisible(model.config, mesh)
@@ -112,7 +113,11 @@ def stored_weights_dtype(directory: Path) -> str | None:
 
 
 def open_checked(
-    directory: Path, dtype: str | None, kv_dtype: str | None = None, weights_dtype: str | None = None
+    directory: Path,
+    dtype: str | None,
+    kv_dtype: str | None = None,
+    weights_dtype: str | None = None,
+    matmul_dtype: str | None = None,
 ) -> tuple[WeightSource, DecoderModel]:
     """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
     config = read_config(directory)
@@ -124,7 +129,7 @@ def open_checked(
         stored = f"the weights in {stored_bits.file} are stored as {stored_bits.dtype}"
         raise CheckpointError(f"weights_dtype: {stored} and cannot be loaded as {weights_dtype}")
     matrices = weights_dtype or (None if stored_bits is None else stored_bits.dtype)
-    model, _ = abstract(config, computes, kv_dtype=kv_dtype, weights_dtype=matrices)
+    model, _ = abstract(config, computes, kv_dtype=kv_dtype, weights_dtype=matrices, matmul_dtype=matmul_dtype)
     known = set()
     for spec in model.specs:
         if spec.is_scale and stored_bits is None:
@@ -257,5 +262,7 @@ def _revision(model: DecoderModel, digests: dict[str, str]) -> str:
     types = {"dtype": model.dtype}
     if model.weights_dtype != model.dtype:
         types["weights_dtype"] = model.weights_dtype
+    if model.matmul_dtype == "int8":  # the other types compute the same, but for rounding
+        types["matmul_dtype"] = model.matmul_dtype
     text = json.dumps({"config": arithmetic, "tensors": tensors} | types, sort_keys=True)
     return str(xxhash.xxh3_128_hexdigest(text.encode()))

@@ -57,25 +57,55 @@ def test_one_device_rounds_nothing() -> None:
         np.testing.assert_array_equal(project_and_sum(x, weight, mesh), project(x, weight))
 
 
-def quantized(rng: np.random.Generator, out: int, inside: int, dtype: str, multiplied_as: str = "bfloat16"):
+def quantized(rng: np.random.Generator, out: int, inside: int, dtype: str, matmul_dtype: str = "bfloat16"):
     """A weight of 8 bits, and what it stands for."""
     values, scale = quantize(rng.normal(size=(out, inside)).astype(np.float32), dtype)
     held = jnp.asarray(values.view(EIGHT_BITS[dtype]))
     meant = values.astype(np.float64) * scale.astype(np.float64)[:, None]
-    return QuantizedWeight(held, jnp.asarray(scale), multiplied_as), meant
+    return QuantizedWeight(held, jnp.asarray(scale), matmul_dtype), meant
 
 
-@pytest.mark.parametrize("multiplied_as", ["bfloat16", "float32"])
+@pytest.mark.parametrize("matmul_dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("dtype", EIGHT_BITS)
 @pytest.mark.parametrize("rows", [1, 3, 17, FEW_ROWS + 1])
-def test_products_with_8_bits_are_those_with_what_they_stand_for(rows: int, dtype: str, multiplied_as: str) -> None:
+def test_products_with_8_bits_are_those_with_what_they_stand_for(rows: int, dtype: str, matmul_dtype: str) -> None:
     rng = np.random.default_rng(rows)
     x = jnp.asarray(rng.normal(size=(rows, 96)), jnp.float32)
-    weight, meant = quantized(rng, 40, 96, dtype, multiplied_as)
+    weight, meant = quantized(rng, 40, 96, dtype, matmul_dtype)
     product = jax.jit(project)(x, weight)
     assert product.dtype == jnp.float32
-    want = np.asarray(x.astype(multiplied_as), np.float64) @ meant.T
+    want = np.asarray(x.astype(matmul_dtype), np.float64) @ meant.T
     np.testing.assert_allclose(product, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17, FEW_ROWS + 1])
+def test_products_of_int8_round_each_row_to_int8(rows: int) -> None:
+    """As numpy rounds them, with a scale a row: one large row does not make the others coarse."""
+    rng = np.random.default_rng(rows)
+    x = rng.normal(size=(rows, 96)).astype(np.float32) * 10.0 ** rng.integers(-3, 3, size=(rows, 1))
+    x = x.astype(np.float32)
+    weight, meant = quantized(rng, 40, 96, "int8", "int8")
+    product = jax.jit(project)(jnp.asarray(x), weight)
+    assert product.dtype == jnp.float32
+    scale = np.abs(x).max(1, keepdims=True) / np.float32(127)
+    want = np.rint(x / scale).astype(np.float64) * scale @ meant.T
+    np.testing.assert_allclose(product / scale, want / scale, rtol=1e-5, atol=1e-3)
+    exact = x.astype(np.float64) @ meant.T
+    assert np.abs(want - exact).max() > 0
+    assert np.all(np.linalg.norm(product - exact, axis=1) < 0.02 * np.linalg.norm(exact, axis=1))
+
+
+@pytest.mark.parametrize("rows", [1, 3, FEW_ROWS + 1])
+def test_products_of_int8_of_rows_that_are_zero_or_not_finite(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    weight, _ = quantized(rng, 40, 96, "int8", "int8")
+    for number in (0.0, np.nan, np.inf, -np.inf):
+        x = rng.normal(size=(rows, 96)).astype(np.float32)
+        x[-1] = 0.0
+        x[-1, 3] = number
+        product = np.asarray(jax.jit(project)(jnp.asarray(x), weight))
+        assert np.isfinite(product[:-1]).all()
+        assert (product[-1] == 0).all() if number == 0 else np.isnan(product[-1]).all()
 
 
 @pytest.mark.parametrize("out", [64, 128, 129, 191, 200])
@@ -121,3 +151,13 @@ def test_devices_share_the_scales_of_8_bits(dtype: str) -> None:
     weight, meant = quantized(rng, 40, 96, dtype, "float32")
     summed = jax.jit(lambda x, weight: project_and_sum(x, weight, mesh))(x, weight)
     np.testing.assert_allclose(summed, np.asarray(x, np.float64) @ meant.T, rtol=1e-5, atol=1e-4)
+
+
+def test_devices_round_their_part_of_a_row_to_int8() -> None:
+    mesh = jax.make_mesh((1, 2), ("kv", "group"), axis_types=(AxisType.Auto,) * 2)
+    rng = np.random.default_rng(4)
+    x = jnp.asarray(rng.normal(size=(5, 96)), jnp.float32)
+    weight, meant = quantized(rng, 40, 96, "int8", "int8")
+    summed = jax.jit(lambda x, weight: project_and_sum(x, weight, mesh))(x, weight)
+    exact = np.asarray(x, np.float64) @ meant.T
+    assert np.linalg.norm(summed - exact) < 0.02 * np.linalg.norm(exact)

@@ -277,6 +277,17 @@ def test_each_type_of_weights_is_another_revision(checkpoint):
     )
 
 
+def test_rounded_activations_are_another_revision(checkpoint):
+    """Pages that one machine computed serve on another that multiplies as the other exact type, and nowhere else."""
+
+    def revision(matmul_dtype):
+        loaded = load_model(checkpoint, dtype="bfloat16", weights_dtype="int8", matmul_dtype=matmul_dtype)
+        assert loaded.model.matmul_dtype == (matmul_dtype or "bfloat16")
+        return loaded.revision
+
+    assert revision(None) == revision("bfloat16") == revision("float32") != revision("int8")
+
+
 def test_weights_that_are_not_finite_are_refused_before_they_are_quantised(checkpoint):
     edit_tensors(checkpoint, lambda tensors: tensors[Q_PROJ].__setitem__((5, 7), np.inf))
     assert_refused(checkpoint, rf"^model\.safetensors: {Q_PROJ}: holds values .* inf at \[5, 7\]", weights_dtype="int8")

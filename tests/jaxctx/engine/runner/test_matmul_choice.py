@@ -1,0 +1,167 @@
+"""As which type a CPU multiplies weights of 8 bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxctx.engine.runner import matmul_choice
+from jaxctx.engine.runner.matmul_choice import EXACT, ROWS, MatmulChoice, choose_matmul_dtype, fastest, measure
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.config import ModelConfig
+from jaxctx.model.functional import DecoderModel, abstract
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=64,
+    width=32,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    ffn=48,
+    max_positions=64,
+)
+SLOW, QUICK = (4.0, 4.0, 4.0), (1.0, 2.0, 4.0)  # the latter twice as fast
+
+
+def model(dtype: str = "bfloat16", weights_dtype: str | None = "int8") -> DecoderModel:
+    return abstract(CONFIG, dtype, weights_dtype=weights_dtype)[0]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
+    """What is measured; float32 turns out twice as fast."""
+    calls: list[tuple[int, int, str]] = []
+
+    def found(*arguments: object) -> dict[str, tuple[float, ...]]:
+        calls.append(arguments)  # type: ignore[arg-type]
+        return {"bfloat16": SLOW, "float32": QUICK}
+
+    monkeypatch.setattr(matmul_choice, "measure", found)
+    return calls
+
+
+class TestMeasured:
+    def test_the_faster_type_is_taken_and_remembered(self, tmp_path: Path, measured: list[object]) -> None:
+        for _ in range(2):
+            choice = choose_matmul_dtype(model(), "auto", "cpu", tmp_path / "matmul")
+            assert choice is not None
+            assert choice.dtype == "float32"
+            assert choice.milliseconds == {"bfloat16": SLOW, "float32": QUICK}
+        assert measured == [(48, 32, "int8")]
+
+    def test_another_product_is_measured_by_itself(self, tmp_path: Path, measured: list[object]) -> None:
+        for weights_dtype in ("int8", "float8_e4m3fn"):
+            choose_matmul_dtype(model(weights_dtype=weights_dtype), "auto", "cpu", tmp_path)
+        assert measured == [(48, 32, "int8"), (48, 32, "float8_e4m3fn")]
+
+    def test_another_cpu_is_measured_by_itself(
+        self, tmp_path: Path, measured: list[object], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for flags in ("avx2", "avx512f"):
+            (tmp_path / "cpuinfo").write_text(f"processor: 0\nflags: {flags}\ncpu MHz: {len(measured)}\n")
+            monkeypatch.setattr(matmul_choice, "CPU_INFO", tmp_path / "cpuinfo")
+            choose_matmul_dtype(model(), "auto", "cpu", tmp_path)
+        assert len(measured) == 2
+        (tmp_path / "cpuinfo").write_text("processor: 0\nflags: avx2\ncpu MHz: 17\n")
+        choose_matmul_dtype(model(), "auto", "cpu", tmp_path)
+        assert len(measured) == 2
+
+    def test_without_a_directory_each_start_measures(self, measured: list[object]) -> None:
+        for _ in range(2):
+            choose_matmul_dtype(model(), "auto", "cpu", None)
+        assert len(measured) == 2
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{}",
+            '{"bfloat16": [1.0, 1.0, 1.0]}',
+            '{"bfloat16": [1.0, 1.0], "float32": [1.0, 1.0]}',
+            '{"bfloat16": [1.0, 1.0, 1.0], "float32": [1.0, 0.0, 1.0]}',
+            '{"bfloat16": [1.0, 1.0, 1.0], "float32": [1.0, Infinity, 1.0]}',
+            '{"bfloat16": [1.0, 1.0, 1.0], "float32": "fast"}',
+            '{"bfloat16": [1.0, 1.0, 1.0], "float32": [null, 1.0, 1.0]}',
+        ],
+    )
+    def test_a_damaged_file_is_made_anew(self, tmp_path: Path, measured: list[object], text: str) -> None:
+        choose_matmul_dtype(model(), "auto", "cpu", tmp_path)
+        (file,) = tmp_path.iterdir()
+        file.write_text(text)
+        choice = choose_matmul_dtype(model(), "auto", "cpu", tmp_path)
+        assert choice is not None
+        assert choice.dtype == "float32"
+        assert len(measured) == 2
+        assert json.loads(file.read_text()) == {"bfloat16": list(SLOW), "float32": list(QUICK)}
+
+    @pytest.mark.parametrize("weights_dtype", ["int8", "float8_e4m3fn"])
+    def test_a_real_measurement(self, weights_dtype: str, tmp_path: Path) -> None:
+        """Smaller than a server's; nothing is said of which is faster here."""
+        found = measure(96, 64, weights_dtype)
+        assert set(found) == set(EXACT)
+        assert all(len(times) == len(ROWS) and min(times) > 0 for times in found.values())
+
+    def test_a_weight_is_measured_in_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(matmul_choice, "WEIGHT_ELEMENTS", 64 * 16)
+        seen: list[tuple[int, ...]] = []
+        project = matmul_choice.project
+        monkeypatch.setattr(
+            matmul_choice, "project", lambda x, weight: seen.append(weight.values.shape) or project(x, weight)
+        )
+        measure(1 << 20, 64, "int8")
+        assert set(seen) == {(16, 64)}
+
+
+def test_a_small_gain_is_not_taken() -> None:
+    """Two starts that measure a little differently compute the same."""
+    assert fastest({"bfloat16": (1.1, 1.1, 1.1), "float32": (1.0, 1.0, 1.0)}, "bfloat16").dtype == "bfloat16"
+    assert fastest({"bfloat16": (1.2, 1.2, 1.2), "float32": (1.0, 1.0, 1.0)}, "bfloat16").dtype == "float32"
+    assert fastest({"bfloat16": (3.0, 1.0, 1.0), "float32": (1.0, 2.0, 2.0)}, "bfloat16").dtype == "bfloat16"
+
+
+class TestNotMeasured:
+    @pytest.mark.parametrize("wanted", ["bfloat16", "float32", "int8"])
+    def test_what_is_asked_for(self, wanted: str, measured: list[object]) -> None:
+        assert choose_matmul_dtype(model(), wanted, "cpu", None) == MatmulChoice(wanted, {})
+        assert not measured
+
+    def test_float32_models_stay_so(self, measured: list[object]) -> None:
+        assert choose_matmul_dtype(model("float32"), "auto", "cpu", None) == MatmulChoice("float32", {})
+        assert not measured
+
+    def test_an_accelerator_multiplies_as_it_computes(self, measured: list[object]) -> None:
+        for wanted in ("auto", "bfloat16"):
+            assert choose_matmul_dtype(model(), wanted, "gpu", None) == MatmulChoice("bfloat16", {})
+        assert not measured
+
+    def test_weights_of_16_bits_have_no_choice(self, measured: list[object]) -> None:
+        assert choose_matmul_dtype(model(weights_dtype=None), "auto", "cpu", None) is None
+        assert not measured
+
+
+@pytest.mark.parametrize(
+    ("weights_dtype", "wanted", "platform", "why"),
+    [
+        (None, "float32", "cpu", "8 bits"),
+        ("int8", "float32", "gpu", "must be bfloat16"),
+        ("int8", "int8", "tpu", "must be bfloat16"),
+        ("float8_e4m3fn", "int8", "cpu", "float8_e4m3fn"),
+    ],
+)
+def test_a_type_that_cannot_be(weights_dtype: str | None, wanted: str, platform: str, why: str) -> None:
+    with pytest.raises(InvalidArgument, match=why) as caught:
+        choose_matmul_dtype(model(weights_dtype=weights_dtype), wanted, platform, None)
+    assert [each.field for each in caught.value.violations] == ["matmul_dtype"]
+
+
+def test_the_line_for_the_log() -> None:
+    told = MatmulChoice("float32", {"bfloat16": SLOW, "float32": QUICK}).describe()
+    assert told == (
+        "weights of 8 bits are multiplied as float32 (ms a product of 4, 16, 256 rows: "
+        "bfloat16 4.00 4.00 4.00, float32 1.00 2.00 4.00)"
+    )
+    assert MatmulChoice("int8", {}).describe() == "weights of 8 bits are multiplied as int8"
