@@ -25,10 +25,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float32, Int32, Shaped
 
 CPU_INFO = Path("/proc/cpuinfo")
-CPU_MULTIPLIES_BFLOAT16 = CPU_INFO.is_file() and not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(
-    CPU_INFO.read_text().split()
-)
-"""Whether this machine's CPU multiplies bfloat16 without widening it."""
+CPU_FLAGS = frozenset(CPU_INFO.read_text().split()) if CPU_INFO.is_file() else frozenset[str]()
+"""What this machine's CPU says that it can do, among other words."""
+CPU_MULTIPLIES_BFLOAT16 = not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(CPU_FLAGS)
+"""Whether it multiplies bfloat16 without widening it."""
+CPU_HAS_LONG_VECTORS = "avx512f" in CPU_FLAGS
+"""Whether it has vectors of 512 bits, and not only shorter ones."""
 
 DTYPE_OF_BITS = {jnp.dtype(jnp.uint16): jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.uint8): jnp.dtype(jnp.float8_e4m3fn)}
 """What a CPU stores as bits, since XLA would widen it: the stored dtype, and the dtype that its bits mean."""

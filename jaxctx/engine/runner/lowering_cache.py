@@ -21,7 +21,7 @@ from jax import export
 import jaxctx_kernels
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.step import StepShape
-from jaxctx_kernels.kv_cache import CPU_MULTIPLIES_BFLOAT16
+from jaxctx_kernels.kv_cache import CPU_HAS_LONG_VECTORS, CPU_MULTIPLIES_BFLOAT16
 
 log = logging.getLogger("jaxctx.engine")
 
@@ -58,7 +58,8 @@ class LoweringCache:
     def _name(self, model: CompiledModel, shape: StepShape) -> str:
         """The digest of all that decides which program is traced."""
         flags = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision)
-        described = (self._code, model.description, shape, flags, CPU_MULTIPLIES_BFLOAT16)
+        cpu = CPU_MULTIPLIES_BFLOAT16, CPU_HAS_LONG_VECTORS
+        described = (self._code, model.description, shape, flags, cpu)
         return f"{xxhash.xxh3_128_hexdigest(repr(described).encode())}.step"
 
     def _write(self, path: Path, program: export.Exported) -> None:

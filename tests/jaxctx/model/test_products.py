@@ -108,6 +108,20 @@ def test_products_of_int8_of_rows_that_are_zero_or_not_finite(rows: int) -> None
         assert (product[-1] == 0).all() if number == 0 else np.isnan(product[-1]).all()
 
 
+@pytest.mark.parametrize("inside", [1536, 96, 40])
+@pytest.mark.parametrize("lanes", [16, 32])
+def test_a_row_alone_on_cpus_with_vectors_of_any_length(
+    monkeypatch: pytest.MonkeyPatch, lanes: int, inside: int
+) -> None:
+    """Many loops, one loop, and numbers that fill no vector."""
+    monkeypatch.setattr(products, "LANES", lanes)
+    rng = np.random.default_rng(inside)
+    x, weight = jnp.asarray(rng.normal(size=inside), "bfloat16"), jnp.asarray(rng.normal(size=(40, inside)), "bfloat16")
+    product = jax.jit(lambda x, weight: products.contract_one(x, weight))(x, weight)
+    want = np.asarray(weight, np.float64) @ np.asarray(x, np.float64)
+    np.testing.assert_allclose(product, want, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("out", [64, 128, 129, 191, 200])
 def test_blocks_cover_every_output_channel(monkeypatch: pytest.MonkeyPatch, out: int) -> None:
     """One block, several, and a last one that is shorter than the others."""

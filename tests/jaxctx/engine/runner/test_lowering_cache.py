@@ -11,6 +11,7 @@ import pytest
 from jax import export
 
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.runner import lowering_cache
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.lowering_cache import SOURCES, LoweringCache, _read
 from jaxctx.engine.runner.model_runner import ModelRunner
@@ -117,6 +118,17 @@ def test_other_code_sizes_and_types_are_other_entries(tmp_path: Path, small_sour
     assert LoweringCache(kept, [small_sources])._name(model, shape) not in {*names, changed}
     with jax.default_matmul_precision("highest"):
         assert cache._name(model, shape) not in names
+
+
+@pytest.mark.parametrize("name", ["CPU_HAS_LONG_VECTORS", "CPU_MULTIPLIES_BFLOAT16"])
+def test_another_cpu_s_steps_are_other_entries(
+    name: str, tmp_path: Path, small_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where machines of two kinds share the folder."""
+    cache, model = LoweringCache(tmp_path, [small_sources]), described()
+    here = cache._name(model, model.shapes[0])
+    monkeypatch.setattr(lowering_cache, name, not getattr(lowering_cache, name))
+    assert cache._name(model, model.shapes[0]) != here
 
 
 def test_the_product_s_own_code_is_part_of_a_name() -> None:
