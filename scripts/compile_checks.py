@@ -6,7 +6,8 @@
 Nothing is allocated or run. What each function of compiled_functions.py takes is compared with compile_baseline.json:
 
     every function     bytes of temporaries and code, sums over chips and their bytes
-    steps, writes      whether pages are updated where they lie, and weights of 8 bits stay so
+    steps, writes      whether pages are updated where they lie, and weights of 8 bits stay so; the first also of copies
+                       and loads of pages
     of a GPU           launches of a step, sorts; instructions, copies, barriers and spills of some kernels' loops
     of a TPU           bundles, spills, copies of whole pools
 
@@ -49,7 +50,7 @@ from jaxctx.errors import FailedPrecondition
 
 BASELINE = Path(__file__).with_name("compile_baseline.json")
 PACKAGES = {"v5e": "libtpu", "v6e": "libtpu", "v7x": "libtpu", "h200": "jax-cuda13-plugin"}
-SOME = {"v7x": ("write *",)}
+SOME = {"v7x": ("write *", "page *")}
 """Targets that are checked in part: the patterns of names of what is."""
 WITH_BUNDLES = (
     *("short step, 16 rows", "short step, 16 rows, KV of int8 in *"),
@@ -72,7 +73,7 @@ MOST = {
     "pool_copies": 0,
     "wide_weights": 0,  # of 8 bits, in memory
 }
-"""What no step or write may have more of, whatever the baseline says."""
+"""What nothing may have more of, whatever the baseline says."""
 SMALL_BYTES = 1 << 16  # of growth that does not matter, and of outputs beside the pages
 SLACK = 1.02  # growth that is none
 BYTES = ("temporaries", "code")
@@ -105,7 +106,12 @@ def is_checked(target: str, name: str) -> bool:
 
 def updates_pages(name: str) -> bool:
     """Whether the function of this name takes page arrays to update them in place."""
-    return name.startswith((*STEPS, "write"))
+    return name.startswith((*STEPS, "write", "page copy", "page load"))
+
+
+def takes_pages(name: str) -> bool:
+    """Whether the function of this name takes page arrays, and is no kernel by itself."""
+    return updates_pages(name) or name.startswith("page save")
 
 
 def measure(name: str, lower: Lower, chips: Chips, readers: Readers) -> dict[str, int]:
@@ -134,7 +140,7 @@ def measure_compiled(name: str, lowered: jax.stages.Lowered, readers: Readers) -
     else:
         compiled = compile_described(lowered, options)
     text = compiled.as_text() or ""
-    if readers.platform == "tpu" and updates_pages(name):
+    if readers.platform == "tpu" and takes_pages(name):
         counts["pool_copies"] = len(pool_copies(text))
     found: Any = compiled.memory_analysis()
     collectives = [each for each in find_collectives(text) if each.always]

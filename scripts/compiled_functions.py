@@ -1,7 +1,7 @@
 """What `compile_checks.py` compiles: names, and how each is lowered for chips that need not be there.
 
 Nothing is allocated: all arguments are shapes. A name begins with "step", "short step" (of two layers of qwen3-0.6b),
-"write" or "kernel".
+"write", "page copy", "page save", "page load" (of two layers) or "kernel".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.compiled_model import MAX_PAGES_PER_CALL, CompiledModel, StateFunction
 from jaxctx.engine.runner.mesh_plan import described_on
 from jaxctx.model.config import SHAPES
 from jaxctx.model.functional import abstract
@@ -57,6 +57,9 @@ WRITES = (  # dtypes, sizes of pages and rows: chunks of prompts, and decoding
     ("int8", 128, 512),
     ("float8_e4m3fn", 64, 64),
 )
+MOVES = ("bfloat16", 16), ("bfloat16", 128), ("int8", 16), ("int8", 64), ("int8", 128), ("float8_e4m3fn", 128)
+"""Types and sizes of the pages that are moved."""
+MOVE_FUNCTIONS = (StateFunction.COPY_PAGES, StateFunction.SAVE_PAGES, StateFunction.LOAD_PAGES)
 KV_HEADS = 8
 SIZES = EngineConfig(pages=256, max_batch=32, max_batch_tokens=512, max_context_tokens=8192)  # 8B fits a v5e, just
 LARGE_PAGES = replace(SIZES, pages=SIZES.pages // 8, page_size=SIZES.page_size * 8)
@@ -90,6 +93,11 @@ def functions() -> Iterator[tuple[str, Lower]]:
         yield f"short step, {rows} rows, weights of {dtype}", short(rows, weights_dtype=dtype)
     for dtype, page_size, rows in WRITES:
         yield f"write {dtype}, {rows} rows, pages of {page_size}", write(dtype, page_size, rows)
+    for function in MOVE_FUNCTIONS:
+        for dtype, page_size in MOVES:
+            yield f"{function}, {dtype}, pages of {page_size}", move(function, dtype, page_size)
+        yield f"{function}, int8, pages of 128, head_dim 64", move(function, "int8", 128, {"head_dim": 64})
+        yield f"{function}, int8, pages of 128, on four chips", move(function, "int8", 128, split=True)
     for dim, dtype in EIGHT_BITS:
         yield f"kernel {dtype} head_dim {dim}, pages of 16, group 4", kernel(KERNEL_ROWS, dim, 16, 4, dtype)
     for dtype in ("bfloat16", "int8"):
@@ -136,6 +144,19 @@ def write(dtype: str, page_size: int, rows: int) -> Lower:
     return lower
 
 
+def move(
+    function: StateFunction, dtype: str, page_size: int, changes: Changes | None = None, *, split: bool = False
+) -> Lower:
+    """Moving 16 whole pages of an engine of two layers between steps, on one chip or split over four."""
+    sizes = replace(SIZES, pages=KERNEL_TOKENS // page_size, page_size=page_size, moving_pages=MAX_PAGES_PER_CALL)
+
+    def lower(chips: Chips) -> jax.stages.Lowered:
+        program = engine("qwen3-0.6b", chips, sizes, dtype, changes={**SHORT, **(changes or {})}, split=split)
+        return program.lower(function)
+
+    return lower
+
+
 def step(
     model_name: str,
     rows: int,
@@ -149,16 +170,33 @@ def step(
     """The whole step of an engine, on one chip or split over four. `changes`: of the model's configuration."""
 
     def lower(chips: Chips) -> jax.stages.Lowered:
-        config = replace(read_config(SHAPES / model_name), **(changes or {}))
-        model, params = abstract(config, "bfloat16", kv_dtype=kv_dtype, weights_dtype=weights_dtype)
-        mesh = make_mesh(config, tensor=len(chips.four), devices=chips.four) if split else None
-        if mesh is not None:
-            params = described_on(mesh, model, params)
-        program = CompiledModel(model, params, sizes, mesh or chips.one)
-        required(program.kernel)
+        program = engine(
+            model_name, chips, sizes, kv_dtype, weights_dtype=weights_dtype, changes=changes or {}, split=split
+        )
         return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
 
     return lower
+
+
+def engine(
+    model_name: str,
+    chips: Chips,
+    sizes: EngineConfig,
+    kv_dtype: str,
+    *,
+    weights_dtype: str | None = None,
+    changes: Changes,
+    split: bool,
+) -> CompiledModel:
+    """All functions of an engine with a kernel, on one chip or split over four."""
+    config = replace(read_config(SHAPES / model_name), **changes)
+    model, params = abstract(config, "bfloat16", kv_dtype=kv_dtype, weights_dtype=weights_dtype)
+    mesh = make_mesh(config, tensor=len(chips.four), devices=chips.four) if split else None
+    if mesh is not None:
+        params = described_on(mesh, model, params)
+    program = CompiledModel(model, params, sizes, mesh or chips.one)
+    required(program.kernel)
+    return program
 
 
 def required(choice: KernelChoice) -> KernelChoice:

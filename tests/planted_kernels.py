@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jaxctx.engine.runner import compiled_model
-from jaxctx_kernels import KernelChoice, dispatch, pallas_tpu, pallas_tpu_write, reference, write_kv
+from jaxctx_kernels import KernelChoice, dispatch, pallas_tpu, pallas_tpu_pages, pallas_tpu_write, reference, write_kv
 
 Kernel = Callable[..., jax.Array]
 
@@ -29,6 +29,8 @@ def plant_kernel(kernel: Kernel) -> Iterator[None]:
         patch.setattr(compiled_model, "select_kernel", lambda *_, **__: KernelChoice("tpu"))
         patch.setattr(pallas_tpu, "attend", kernel)
         patch.setattr(pallas_tpu_write, "write_rows", write)
+        patch.setattr(pallas_tpu_pages, "gather_pages", gather)
+        patch.setattr(pallas_tpu_pages, "scatter_pages", scatter)
         dispatch.attend.clear_cache()  # of traces with another kernel
         yield
     dispatch.attend.clear_cache()
@@ -37,6 +39,16 @@ def plant_kernel(kernel: Kernel) -> Iterator[None]:
 def write(k_pages: Any, v_pages: Any, k: jax.Array, v: jax.Array, slots: jax.Array) -> tuple[Any, Any]:
     """What a kernel for writing should do."""
     return write_kv(k_pages, k, slots), write_kv(v_pages, v, slots)
+
+
+def gather(arrays: Any, ids: jax.Array) -> Any:
+    """What a kernel for reading pages should do."""
+    return jax.tree.map(lambda array: array[:, ids].swapaxes(0, 1), arrays)
+
+
+def scatter(arrays: Any, ids: jax.Array, data: Any) -> Any:
+    """What a kernel for writing pages should do."""
+    return jax.tree.map(lambda array, pages: array.at[:, ids].set(pages.swapaxes(0, 1)), arrays, data)
 
 
 def right(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any) -> jax.Array:

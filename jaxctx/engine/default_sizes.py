@@ -3,7 +3,7 @@
     platform    page size              requests at once    rows of a step
     CPU         16 tokens              32                  512
     GPU         64 tokens              256                 2,048
-    TPU         128, of 8 bits 16      256                 2,048
+    TPU         128 tokens             256                 2,048
 
 Page sizes are such as the platform's kernel for attention reads. On an accelerator requests and rows are halved while
 too little memory would be left for the KV of that many requests: what is remembered of each for sampling takes 11 bytes
@@ -17,14 +17,11 @@ has the compilers measure what this module proposes.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import jax.numpy as jnp
-
 from jaxctx.engine.config import page_bytes, sizes_in_words
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.interface import KVSpec
 from jaxctx.model.sampling import slot_state_bytes
 
-TPU_EIGHT_BIT_PAGE_SIZE = 16  # though steps prefer 128: loads copy these arrays less, see docs/kernels/tpu.md
 TOKENS_FOR_EACH = 256  # of KV for each of the requests at once: 256 requests have 16 contexts of 4,096 tokens
 LEAST_MAX_BATCH = 16  # halving ends here: a step of fewer rows takes as long
 LEAST_MAX_BATCH_TOKENS = 512  # and here: prompts in smaller pieces would read the weights more often than needed
@@ -94,13 +91,11 @@ class ModelMemory:
         return sizes.max_batch * min(TOKENS_FOR_EACH, self.longest)
 
 
-def default_page_size(platform: str, kv: KVSpec) -> int:
+def default_page_size(platform: str) -> int:
     """Tokens of a page on "cpu", "gpu" or "tpu"."""
     if platform == "cpu":
         return 16
-    if platform == "tpu":
-        return TPU_EIGHT_BIT_PAGE_SIZE if jnp.dtype(kv.dtype).itemsize == 1 else 128
-    return 64
+    return 128 if platform == "tpu" else 64
 
 
 def sizes_to_try(platform: str, settings: SizeSettings, memory: ModelMemory) -> tuple[Sizes, ...]:
@@ -113,7 +108,7 @@ def sizes_to_try(platform: str, settings: SizeSettings, memory: ModelMemory) -> 
     Raises InvalidArgument naming `max_batch` where a setting asks for more requests than there is memory to remember.
     """
     _check_max_batch(platform, settings, memory)
-    page_size = settings.page_size or default_page_size(platform, memory.kv)
+    page_size = settings.page_size or default_page_size(platform)
     choices = _choices(platform, settings)
     tried = [
         Sizes(

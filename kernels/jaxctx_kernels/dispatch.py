@@ -1,4 +1,4 @@
-"""Dispatch: one `attend` and one `write_rows` for all implementations.
+"""Dispatch: one `attend`, one `write_rows` and one of each function of whole pages for all implementations.
 
     attend(…, shape)      shape.kernel       mask is None            under a mask
                           "reference"        reference.attend        reference.attend
@@ -9,6 +9,11 @@
     write_rows(…, kernel) "tpu"              pallas_tpu_write.write_rows
                           another            kv_cache.write_kv, of keys and of values
 
+    copy_pages, read_pages,
+    write_pages(…, kernel)
+                          "tpu"              pallas_tpu_pages.gather_pages, scatter_pages
+                          another            those of kv_cache
+
 `select_kernel` takes the first that reads the pages; the caller puts the answer into the metadata's shape, with which a
 step is compiled. The implementations never call this module.
 
@@ -18,13 +23,15 @@ step is compiled. The implementations never call this module.
     TPU                                                                    "tpu", "reference"
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
 
-from jaxctx_kernels import reference
+from jaxctx_kernels import kv_cache, reference
 from jaxctx_kernels.kv_cache import (
     MMA_PAGES,
     TPU_PAGES,
@@ -32,7 +39,9 @@ from jaxctx_kernels.kv_cache import (
     fits_hopper_kernel,
     fits_mma_kernel,
     fits_tpu_kernel,
+    join_scales,
     kv_values,
+    split_scales,
     write_kv,
 )
 from jaxctx_kernels.metadata import HOPPER_PROCESSORS, AttentionMetadata, KernelName, MetadataShape, metadata_shape
@@ -150,3 +159,47 @@ def write_rows(
 
         return pallas_tpu_write.write_rows(k_pages, v_pages, k, v, slots)
     return write_kv(k_pages, k, slots), write_kv(v_pages, v, slots)
+
+
+def copy_pages(arrays: Any, sources: Int32[Array, " n"], targets: Int32[Array, " n"], *, kernel: KernelName) -> Any:
+    """Copy whole pages in each array of a tree, with what suits `kernel`; all are read before any is written.
+
+    Returns the arrays, updated in place if they are donated. Pairs (0, 0) are padding; no other target may be there
+    twice. What page 0 holds afterwards is undefined.
+    """
+    if kernel == "tpu":
+        from jaxctx_kernels import pallas_tpu_pages
+
+        read = pallas_tpu_pages.gather_pages(arrays, sources)
+        return pallas_tpu_pages.scatter_pages(arrays, targets, read)
+    return kv_cache.copy_pages(arrays, sources, targets)
+
+
+def read_pages(
+    pages: KVPages, ids: Int32[Array, " n"], *, kernel: KernelName
+) -> Shaped[Array, "n kv_heads page_size head_dim"]:
+    """Whole pages as they are stored, see `kv_cache.read_pages`, with what suits `kernel`."""
+    if kernel == "tpu":
+        from jaxctx_kernels import pallas_tpu_pages
+
+        return join_scales(pallas_tpu_pages.gather_pages(pages, ids))
+    return kv_cache.read_pages(pages, ids)
+
+
+def write_pages(
+    pages: KVPages,
+    ids: Int32[Array, " n"],
+    data: Sequence[Shaped[Array, "kv_heads page_size head_dim"]],
+    *,
+    kernel: KernelName,
+) -> Any:
+    """The inverse of `read_pages`, from an array for each page, with what suits `kernel`.
+
+    Returns the pages, updated in place if they are donated. Page 0 is padding; no other page may be there twice. What
+    page 0 holds afterwards is undefined.
+    """
+    if kernel == "tpu":
+        from jaxctx_kernels import pallas_tpu_pages
+
+        return pallas_tpu_pages.scatter_pages(pages, ids, split_scales(pages, jnp.stack(data)))
+    return kv_cache.write_pages(pages, ids, data)

@@ -117,7 +117,7 @@ class ServeConfig:
     equal to the reference, else the reference, with a warning; kernel: the kernel, or the server does not start;
     reference: plain JAX."""
     page_size: Annotated[int | None, within(1, 256)] = None
-    """Tokens per KV page. None: the platform's, 16 on a CPU, 64 on a GPU, 128 on a TPU (16 where KV has 8 bits)."""
+    """Tokens per KV page. None: the platform's, 16 on a CPU, 64 on a GPU, 128 on a TPU."""
     kv_tokens: Annotated[int | None, within(1, 2**40)] = None
     """Tokens of KV to allocate. None: --max-batch contexts of full length, or what fits."""
     memory_fraction: Annotated[float | None, within(0.001, 1)] = None

@@ -90,7 +90,7 @@ def test_a_wrong_kernel_is_replaced_and_outputs_are_right(model: str, plant: Cal
                 server.process.terminate()
                 _, log = server.end()
             if name == "right":
-                assert "attention tpu kernel, equal to the reference on this device in 8 cases" in server.banner
+                assert "attention tpu kernel, equal to the reference on this device in 9 cases" in server.banner
                 assert ("at an earlier start" in server.banner) == (start == 1)
                 assert "WARNING" not in server.banner
             else:
@@ -131,7 +131,7 @@ def test_a_kernel_that_ends_the_process_does_so_twice(model: str, plant: Callabl
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [
-        ("right", OK, "equal to the reference on this device in 8 cases"),
+        ("right", OK, "equal to the reference on this device in 9 cases"),
         ("one head", CHECK, r"tpu: \w+, \d rows: differs: from the reference: row \d, query head 1"),
         ("aborts", CHECK, "tpu: decoding, 1 rows: crashed: the process was ended by SIGABRT; what comes after"),
     ],

@@ -15,15 +15,12 @@ from jaxctx_kernels import (
     Segment,
     attend,
     build_attention_metadata,
-    copy_pages,
     kv_pages_struct,
     metadata_shape,
-    read_pages,
     unpack_metadata,
     write_kv,
-    write_pages,
 )
-from jaxctx_kernels.kv_cache import decode
+from jaxctx_kernels.kv_cache import copy_pages, decode, read_pages, write_pages
 
 from .builders import zero_pages
 

@@ -30,10 +30,10 @@ from jaxctx_kernels import (
     kv_values,
     metadata_shape,
     pallas_tpu_write,
-    read_pages,
     write_kv,
     write_rows,
 )
+from jaxctx_kernels.kv_cache import read_pages
 
 from .builders import packed_metadata
 

@@ -310,7 +310,7 @@ def test_help_documents_every_setting(monkeypatch: pytest.MonkeyPatch, capsys: p
         "Serve a model over gRPC and HTTP. Without MODEL: the bundled one.",
         "MODEL --model Directory of a model",
         "convert Write a model as an Orbax checkpoint",
-        "Tokens per KV page. None: the platform's, 16 on a CPU, 64 on a GPU, 128 on a TPU (16 where KV has 8 bits).",
+        "Tokens per KV page. None: the platform's, 16 on a CPU, 64 on a GPU, 128 on a TPU.",
         "TCP port of gRPC; 0 picks a free one, which the banner shows. [default: 50051]",
         "[choices: debug, info, warning, error]",
     ):

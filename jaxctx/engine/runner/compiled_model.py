@@ -112,30 +112,37 @@ class CompiledModel:
         """The mesh that everything is split over; None: it is on one device."""
         return self._mesh
 
+    @property
+    def page_in_pools(self) -> Sharding:
+        """Where a page must be to be written to the pools: each device has all of its KV heads' part."""
+        if self._mesh is None:
+            return self.replicated
+        return NamedSharding(self._mesh, PartitionSpec(None, None, KV))
+
     def lower(self, function: Function) -> jax.stages.Lowered:
         """Trace a function, with the arrays that it updates donated."""
-        layers = self._model.kv.layers
+        layers, kernel, mesh = self._model.kv.layers, self.kernel.name, self._mesh
         page_ids = self._int32(self.pages_per_call)
         # What is updated in place stays where it is. On a mesh the compiler might split it further, and copy it.
         pools, state = (jax.tree.map(lambda array: array.sharding, each) for each in (self.pools, self.state))
         match function:
             case StepShape():
-                step = make_step(self._model, function, self._mesh)
+                step = make_step(self._model, function, mesh)
                 jitted = jax.jit(step, donate_argnums=(1, 2), out_shardings=(pools, state, self.replicated, None))
                 return jitted.lower(*self._step_arguments(function))
             case StateFunction.COPY_PAGES:
-                copy = jax.jit(partial(page_functions.copy_pages, layers), donate_argnums=0, out_shardings=pools)
-                return copy.lower(self.pools, self._int32(2, self.pages_per_call))
+                copy = partial(page_functions.copy_pages, layers, kernel=kernel, mesh=mesh)
+                jitted = jax.jit(copy, donate_argnums=0, out_shardings=pools)
+                return jitted.lower(self.pools, self._int32(2, self.pages_per_call))
             case StateFunction.SAVE_PAGES:
-                save = jax.jit(partial(page_functions.read_pages, layers), out_shardings=self.host_sharding)
-                return save.lower(self.pools, page_ids)
+                save = partial(page_functions.read_pages, layers, kernel=kernel, mesh=mesh)
+                return jax.jit(save, out_shardings=self.host_sharding).lower(self.pools, page_ids)
             case StateFunction.LOAD_PAGES:
                 page = self._struct(self.page.shape, self.page.dtype, self.host_sharding)
-                places = (self.page.sharding, self._page_in_pools())
-                load = jax.jit(
-                    partial(page_functions.write_pages, layers, places=places), donate_argnums=0, out_shardings=pools
-                )
-                return load.lower(self.pools, page_ids, (page,) * self.pages_per_call)
+                places = (self.page.sharding, self.page_in_pools)
+                load = partial(page_functions.write_pages, layers, places=places, kernel=kernel, mesh=mesh)
+                jitted = jax.jit(load, donate_argnums=0, out_shardings=pools)
+                return jitted.lower(self.pools, page_ids, (page,) * self.pages_per_call)
             case StateFunction.LOAD_SLOT:
                 words = self._int32(1 + 2 * self._model.vocab_size)
                 return jax.jit(load_slot, donate_argnums=0, out_shardings=state).lower(self.state, words)
@@ -204,12 +211,6 @@ class CompiledModel:
             rows=self._config.row_buckets()[-1],
             max_context_tokens=self._config.max_context_tokens,
         )
-
-    def _page_in_pools(self) -> Sharding:
-        """Where a page must be to be written to the pools: each device has all of its KV heads' part."""
-        if self._mesh is None:
-            return self.replicated
-        return NamedSharding(self._mesh, PartitionSpec(None, None, KV))
 
     def _step_shapes(self) -> tuple[StepShape, ...]:
         buckets = (ONE_ROW if self.platform == "cpu" else ()) + self._config.row_buckets()

@@ -7,11 +7,12 @@ which also writes the rows' keys and values. Each batch of `kernel_cases` goes t
     the reference on this device    compared with float64 on the host, for some rows
     the kernel on this device       compared with the reference, and with float64 for some rows
 
-and afterwards every slot of the pages is compared with what the host says it holds. It takes one small pool of pages
-and no weights; compiled functions come from the compilation cache where they are in it. Exceptions of the compiler and
-of the device become verdicts. What ends the process (a compiler that aborts, a fault on the device that takes the
-runtime along) cannot be caught here: `jaxctx-serve check` runs in a process of its own therefore, and `check_memory`
-remembers a start that ended within it.
+and afterwards every slot of the pages is compared with what the host says it holds. Then whole pages are copied, read
+and written as between steps, with what suits the kernel, and every slot is compared again. It takes one small pool of
+pages and no weights; compiled functions come from the compilation cache where they are in it. Exceptions of the
+compiler and of the device become verdicts. What ends the process (a compiler that aborts, a fault on the device that
+takes the runtime along) cannot be caught here: `jaxctx-serve check` runs in a process of its own therefore, and
+`check_memory` remembers a start that ended within it.
 """
 
 import os
@@ -28,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, Sharding
 
+from jaxctx.engine.runner import page_functions
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.kernel_cases import (
     Array,
@@ -53,6 +55,8 @@ from jaxctx.engine.runner.step import KVCache, PagedAttention, StepShape, unpack
 from jaxctx.model.sharding import query_head_order
 from jaxctx_kernels import KernelName, QuantizedKV, build_attention_metadata, kv_values
 
+PAGES_MOVED = "pages moved"
+"""The case of whole pages."""
 SEED = 20  # any will do; the same for all, so that reports can be compared
 WEIGHT_ERROR = {"float32": 2.0**-16}  # relative, of an attention weight, by the dtype of keys and values
 WEIGHT_ERROR_BFLOAT16 = 2.0**-9  # where weights are rounded to bfloat16: also for keys and values of 8 bits
@@ -89,7 +93,8 @@ def check_kernels(program: CompiledModel, model_name: str = "", on_case: OnCase 
                 found, output = run_case(case, attention[name], pages, reference, report.tolerance)
                 reference = output if name == "reference" else reference
                 report = replace(report, cases=(*report.cases, found))
-    return report
+    on_case(report, f"{program.kernel.name}: {PAGES_MOVED}, {moved_rows(program)} rows")
+    return replace(report, cases=(*report.cases, check_moves(program, pages)))
 
 
 def empty_report(program: CompiledModel, model_name: str) -> KernelReport:
@@ -293,6 +298,57 @@ def run_case(
         seconds=time.perf_counter() - begun,
     )
     return report, output
+
+
+def moved_rows(program: CompiledModel) -> int:
+    """Tokens of the pages that are moved at once."""
+    return program.pages_per_call * program.config.page_size
+
+
+def check_moves(program: CompiledModel, pages: Pages) -> CaseReport:
+    """Copy, read and write as many pages as a call of the engine moves, and compare every slot.
+
+    Pages are copied in a chain, so that what is a target is a source as well; then each takes the place of another.
+    """
+    begun = time.perf_counter()
+    report = partial(CaseReport, PAGES_MOVED, moved_rows(program), program.kernel.name)
+    moved = min(program.pages_per_call, pages.count - 2)
+    chain = np.random.default_rng(SEED).permutation(np.arange(1, pages.count))[: moved + 1]
+    read, written = chain[:-1], np.roll(chain[:-1], 1)
+    holds = np.arange(pages.count)  # which page's keys and values each page has in the end
+    holds[chain[1:]] = holds[chain[:-1]]
+    holds[written] = holds[read]
+    padded = np.zeros((4, program.pages_per_call), np.int32)  # page 0 pads
+    padded[:, :moved] = chain[:-1], chain[1:], read, written
+    arguments = jax.tree.map(jnp.copy, pages.cache), _put(program.replicated, padded)
+    failed = Verdict.DOES_NOT_COMPILE
+    try:
+        compiled = jax.jit(partial(move_pages, program), donate_argnums=0).lower(*arguments).compile()
+        failed = Verdict.CRASHED
+        got = jax.block_until_ready(compiled(*arguments))
+    except Exception as error:  # compilers and runtimes raise what they like
+        detail = f"{type(error).__name__}: {' '.join(str(error).split()):.500}"
+        return report(failed, detail, None, None, 0, time.perf_counter() - begun)
+    want = jax.tree.map(lambda array: _put(array.sharding, np.asarray(array)[:, holds]), pages.cache)
+    wrong_slots = int(count_wrong_slots(got, want))
+    return report(
+        verdict=Verdict.DIFFERS if wrong_slots else Verdict.EQUAL,
+        detail=f"{wrong_slots} slots are not what they should be after moving pages" if wrong_slots else "",
+        to_reference=None,
+        to_float64=None,
+        wrong_slots=wrong_slots,
+        seconds=time.perf_counter() - begun,
+    )
+
+
+def move_pages(program: CompiledModel, cache: KVCache, pages: jax.Array) -> KVCache:
+    """Copy pages `pages[0]` to `pages[1]`, then write what is in `pages[2]` to `pages[3]`; int32 `[4, n]`."""
+    kernel, mesh = program.kernel.name, program.mesh
+    places = page_functions.page_struct(1, program.pools[:1]).sharding, program.page_in_pools
+    pools = page_functions.copy_pages(1, (cache,), pages[:2], kernel=kernel, mesh=mesh)
+    read = page_functions.read_pages(1, pools, pages[2], kernel=kernel, mesh=mesh)
+    (moved,) = page_functions.write_pages(1, pools, pages[3], read, places, kernel=kernel, mesh=mesh)
+    return moved
 
 
 def difference(got: Array, want: Array) -> Difference:

@@ -37,10 +37,10 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class CaseReport:
-    """One batch through one implementation."""
+    """One batch through one implementation, or pages moved by it."""
 
-    batch: str  # what is in the batch, see `kernel_cases`
-    rows: int  # of the step, padding included
+    batch: str  # what is in the batch, see `kernel_cases`; or `kernel_check.PAGES_MOVED`
+    rows: int  # of the step, padding included; or tokens of the pages
     implementation: str  # "reference", "gpu", "tpu"
     verdict: Verdict
     detail: str  # where it differs most, or what was raised; empty where it is equal

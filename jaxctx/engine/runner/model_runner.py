@@ -225,7 +225,7 @@ class ModelRunner:
     def load_pages(self, pages: Sequence[int], data: Sequence[jax.Array | np.ndarray]) -> None:
         """Put `data`, arrays of `save_pages` or `page_shape` in numpy, into the pages before all later steps.
 
-        numpy arrays must not be written to afterwards.
+        No page may be there twice. numpy arrays must not be written to afterwards.
         """
         for start, ids in self._page_id_calls(pages):
             arrays = [put(page, self._host_sharding) for page in data[start : start + len(ids)]]

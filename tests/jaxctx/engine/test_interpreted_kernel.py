@@ -16,7 +16,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import ServedModel, open_engine
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.runner import compiled_model
+from jaxctx.engine.runner import compiled_model, page_functions
 from jaxctx.engine.runner.attention_choice import choose_attention
 from jaxctx.engine.runner.check_memory import CheckMemory
 from jaxctx.engine.runner.compiled_model import CompiledModel
@@ -58,6 +58,8 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(compiled_model, "select_kernel", lambda *_, **__: KernelChoice("tpu"))
     # The interpreter does not store through a view of other words, which the kernel for writing has.
     monkeypatch.setattr(pallas_tpu_write, "write_rows", write)
+    # Nor does JAX lower interpreted kernels in a function whose results are in another memory than the device's.
+    monkeypatch.setattr(page_functions, "host_sharding", lambda sharding: sharding)
     pltpu.set_tpu_interpret_mode(pltpu.InterpretParams())
     yield
     pltpu.set_tpu_interpret_mode(None)

@@ -12,6 +12,7 @@ import pytest
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.kernel_check import (
+    PAGES_MOVED,
     check_kernels,
     count_wrong_slots,
     difference,
@@ -27,7 +28,7 @@ from jaxctx.engine.runner.step import KVCache
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
 from jaxctx.model.sharding import logical_sharding, make_mesh
-from jaxctx_kernels import KernelChoice, QuantizedKV, dispatch
+from jaxctx_kernels import KernelChoice, QuantizedKV, dispatch, pallas_tpu_pages
 from tests.planted_kernels import WRONG, plant_kernel, right
 
 TINY = ModelConfig(
@@ -67,8 +68,10 @@ def test_on_a_cpu_the_reference_equals_float64() -> None:
     report = check_kernels(program(), "tiny", lambda report, case: begun.append((len(report.cases), case)))
     assert report.verdict is Verdict.EQUAL
     assert (report.implementation, report.kernel_verdict) == ("reference", Verdict.EQUAL)
-    assert [case.batch for case in report.cases] == ["decoding", "branches", "prompts and decoding", "page edges"]
-    for case in report.cases:
+    attended = report.cases[:-1]
+    assert [case.batch for case in attended] == ["decoding", "branches", "prompts and decoding", "page edges"]
+    assert (report.cases[-1].batch, report.cases[-1].rows) == (PAGES_MOVED, 2 * CONFIG.page_size)
+    for case in attended:
         assert case.to_reference is None
         assert case.to_float64 is not None
         assert 0 < case.to_float64.largest < report.tolerance.largest / 4
@@ -107,9 +110,9 @@ def test_a_right_kernel_is_equal() -> None:
     with plant_kernel(right):
         report = check_kernels(program())
     assert report.verdict is Verdict.EQUAL
-    assert [case.implementation for case in report.cases] == ["reference", "tpu"] * 4
-    assert all(case.to_reference is not None for case in report.cases if case.implementation == "tpu")
-    assert report.kernel_summary.startswith("equal to the reference on this device in 4 cases")
+    assert [case.implementation for case in report.cases] == ["reference", "tpu"] * 4 + ["tpu"]
+    assert all(case.to_reference is not None for case in report.cases[:-1] if case.implementation == "tpu")
+    assert report.kernel_summary.startswith("equal to the reference on this device in 5 cases")
 
 
 QUICK = ("page", "one head", "does not compile", "fails when it runs")
@@ -151,8 +154,38 @@ def test_a_wrong_write_is_found(monkeypatch: pytest.MonkeyPatch, kv_dtype: str) 
     monkeypatch.setattr(dispatch, "write_kv", next_slot)
     report = check_kernels(program(kv_dtype))
     assert report.verdict is Verdict.DIFFERS
-    assert all(case.wrong_slots > 0 for case in report.cases)
+    assert all(case.wrong_slots > 0 for case in report.cases if case.batch != PAGES_MOVED)
     assert "slots of pages are not what they should be" in report.summary
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mistake", ["reads another page", "leaves a page out"])
+def test_a_wrong_move_is_found(kv_dtype: str, mistake: str) -> None:
+    """Of which attention shows nothing, as nobody moves a page within a step."""
+    with plant_kernel(right), pytest.MonkeyPatch.context() as patch:
+        read, write = pallas_tpu_pages.gather_pages, pallas_tpu_pages.scatter_pages
+        if mistake == "reads another page":
+            patch.setattr(pallas_tpu_pages, "gather_pages", lambda arrays, ids: read(arrays, ids ^ 1))
+        else:
+            wrong = lambda arrays, ids, data: write(arrays, ids.at[0].set(0), data)  # noqa: E731
+            patch.setattr(pallas_tpu_pages, "scatter_pages", wrong)
+        report = check_kernels(program(kv_dtype))
+    *attended, moved = report.cases
+    assert {case.verdict for case in attended} == {Verdict.EQUAL}
+    assert (moved.verdict, moved.wrong_slots % CONFIG.page_size) == (Verdict.DIFFERS, 0)
+    assert moved.wrong_slots > 0
+    assert report.summary.endswith("slots are not what they should be after moving pages")
+
+
+def test_moves_that_do_not_compile_are_a_verdict() -> None:
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError("no copy within HBM")
+
+    with plant_kernel(right), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pallas_tpu_pages, "gather_pages", refuse)
+        report = check_kernels(program())
+    assert report.kernel_verdict is Verdict.DOES_NOT_COMPILE
+    assert report.cases[-1].detail == "NotImplementedError: no copy within HBM"
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32", "int8", "float8_e4m3fn"])

@@ -146,13 +146,14 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     for pools in (together, apart):
         pools, _, output, _ = jax.jit(step.make_step(model, shape))(params, pools, device._state, packed)
         sources, targets = jnp.array([2]), jnp.array([3])
-        pools = page_functions.copy_pages(config.layers, pools, jnp.stack([sources, targets]))
-        saved = page_functions.read_pages(config.layers, pools, pages)
+        pools = page_functions.copy_pages(config.layers, pools, jnp.stack([sources, targets]), kernel="reference")
+        saved = page_functions.read_pages(config.layers, pools, pages, kernel="reference")
         place = jax.tree.leaves(pools)[0].sharding
-        loaded = page_functions.write_pages(config.layers, pools, pages, saved[::-1], (place, place))
-        found.append(
-            (step.read_output(np.asarray(output)), saved, page_functions.read_pages(config.layers, loaded, pages))
+        loaded = page_functions.write_pages(
+            config.layers, pools, pages, saved[::-1], (place, place), kernel="reference"
         )
+        again = page_functions.read_pages(config.layers, loaded, pages, kernel="reference")
+        found.append((step.read_output(np.asarray(output)), saved, again))
     (looped, *stored), (unrolled, *stored_apart) = found
     np.testing.assert_array_equal(looped.tokens, unrolled.tokens)
     np.testing.assert_allclose(looped.logprobs, unrolled.logprobs, atol=1e-5)

@@ -49,15 +49,15 @@ def test_ids_are_those_of_each_layer(together: bool) -> None:
 def test_pages_are_read_copied_and_written_in_all_layers(together: bool) -> None:
     pools = make_pools(together=together)
     before = by_layer(pools)
-    read = read_pages(LAYERS, pools, jnp.array([4, 1]))
+    read = read_pages(LAYERS, pools, jnp.array([4, 1]), kernel="reference")
     for page, number in zip(read, (4, 1), strict=True):
         np.testing.assert_array_equal(page, before[:, :, :, number])
-    copied = copy_pages(LAYERS, pools, jnp.array([[1, 2], [2, 3]]))
+    copied = copy_pages(LAYERS, pools, jnp.array([[1, 2], [2, 3]]), kernel="reference")
     expected = before.copy()
     expected[:, :, :, [2, 3]] = before[:, :, :, [1, 2]]  # both are read before any is written
     np.testing.assert_array_equal(by_layer(copied), expected)
     place = jax.tree.leaves(pools)[0].sharding
-    written = write_pages(LAYERS, pools, jnp.array([5, 0]), read, (place, place))
+    written = write_pages(LAYERS, pools, jnp.array([5, 0]), read, (place, place), kernel="reference")
     expected = before.copy()
     expected[:, :, :, [5, 0]] = before[:, :, :, [4, 1]]
     np.testing.assert_array_equal(by_layer(written), expected)
@@ -68,11 +68,12 @@ def test_pages_are_read_copied_and_written_in_all_layers(together: bool) -> None
 def test_pages_of_every_type_come_back_to_the_bit(together: bool, dtype: str) -> None:
     pools = make_pools(together=together, dtype=dtype)
     pages, place = jnp.array([3, 1, 4]), jax.tree.leaves(pools)[0].sharding
-    read = read_pages(LAYERS, pools, pages)
+    read = read_pages(LAYERS, pools, pages, kernel="reference")
     struct = page_struct(LAYERS, pools)
     assert {(page.shape, page.dtype) for page in read} == {(struct.shape, struct.dtype)}
     emptied = jax.tree.map(jnp.zeros_like, pools)
-    again = read_pages(LAYERS, write_pages(LAYERS, emptied, pages, read, (place, place)), pages)
+    loaded = write_pages(LAYERS, emptied, pages, read, (place, place), kernel="reference")
+    again = read_pages(LAYERS, loaded, pages, kernel="reference")
     for page, expected in zip(again, read, strict=True):
         assert np.asarray(page).tobytes() == np.asarray(expected).tobytes()
 
