@@ -176,12 +176,22 @@ def quantize(
 ) -> tuple[Float32[Array, "rows kv_heads head_dim"], Float32[Array, "rows kv_heads"]]:
     """Rows in units of their scales, in the range of `dtype` and not yet rounded; and the scales.
 
-    The scale of what is not finite is NaN.
+    The scale of what is not finite is not finite either.
     """
     rows = rows.astype(jnp.float32)
     scale = jnp.abs(rows).max(-1) / (LARGEST_INT8 if dtype == jnp.int8 else LARGEST_FLOAT8)
-    scale = jnp.where(jnp.isfinite(rows).all(-1), scale, jnp.nan)  # XLA's maximum on a CPU leaves a NaN out of many
+    scale = jax.lax.platform_dependent(scale, rows, cpu=_mark_not_finite, default=lambda scale, _: scale)
     return rows / jnp.where(scale == 0, 1, scale)[..., None], scale
+
+
+def _mark_not_finite(
+    scale: Float32[Array, "rows kv_heads"], rows: Float32[Array, "rows kv_heads head_dim"]
+) -> Float32[Array, "rows kv_heads"]:
+    """The scales, NaN for what is not finite. XLA's maximum on a CPU leaves a NaN out where there are many rows.
+
+    On a TPU this would triple the bundles of a write.
+    """
+    return jnp.where(jnp.isfinite(rows).all(-1), scale, jnp.nan)
 
 
 def copy_pages(arrays: Any, sources: Int32[Array, " n"], targets: Int32[Array, " n"]) -> Any:
