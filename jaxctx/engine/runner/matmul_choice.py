@@ -86,7 +86,7 @@ def choose_matmul_dtype(model: DecoderModel, wanted: str, platform: str, directo
 def measure(out: int, inside: int, weights_dtype: str) -> dict[str, tuple[float, ...]]:
     """Milliseconds that a product with a weight `[out, in]` of 8 bits takes, by type, for each number of ROWS.
 
-    Takes about a second. Types take turns, so that whatever else the machine does meets all of them.
+    Takes a second or two. Types take turns, so that whatever else the machine does meets all of them.
     """
     out = min(out, max(1, WEIGHT_ELEMENTS // inside))
     numbers = jnp.arange(out * inside, dtype=jnp.int32).reshape(out, inside)
