@@ -102,9 +102,8 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
     config = decoder.config
     group = config.heads // config.kv_heads
     kv = KVSpec(config.layers, config.kv_heads, config.head_dim, kv_dtype or dtype, group)
-    return DecoderModel(config, dtype, _dtype(matrix.weight), matrix.matmul_dtype or dtype, kv, specs, merge), tuple(
-        leaves
-    )
+    weights_dtype, matmul_dtype = _dtype(matrix.weight), matrix.matmul_dtype or dtype
+    return DecoderModel(config, dtype, weights_dtype, matmul_dtype, kv, specs, merge), tuple(leaves)
 
 
 def _dtype(parameter: Any) -> str:

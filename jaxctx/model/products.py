@@ -16,14 +16,13 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Float32, Int8, Shaped
 
 from jaxctx.model.sharding import EVERY_DEVICE
-from jaxctx_kernels.kv_cache import CPU_HAS_LONG_VECTORS
+from jaxctx_kernels.kv_cache import CPU_HAS_LONG_VECTORS, LARGEST_INT8
 
 FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less than it saves
 # Of one row's products on CPU: numbers of a vector, two of the CPU's, and vectors that one loop adds at most. Without
 # AVX-512 32 numbers take more registers than there are, and up to three times as long.
 LANES, TERMS = 32 if CPU_HAS_LONG_VECTORS else 16, 32
 BLOCK_ELEMENTS = 1 << 20  # of a weight of 8 bits that are wide at a time on CPU: 2 MiB, which its cache holds
-LARGEST_INT8 = 127
 LEAST_BLOCK = 64  # output channels that are multiplied at a time, however long they are
 
 

@@ -34,6 +34,7 @@ from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import GROUP, logical_sharding, make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config, run_dtype, stored_weights_dtype
+from jaxctx.model.weights.load import open_checked
 from jaxctx_kernels import KernelChoice
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
 from jaxctx_server.engine_plan import EnginePlan
@@ -198,7 +199,9 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
 
 def _matmul_dtype(config: ServeConfig, path: Path) -> str | None:
     """What weights of 8 bits are to be multiplied as; None: the model has none."""
-    described, _ = _described(config, read_config(path))
+    types = _types(config)
+    # By the headers of the weights: a model may compute in another type than its configuration declares.
+    _, described = open_checked(path, types.dtype, types.kv_dtype, types.weights_dtype)
     directory = None if config.compile_cache is None else config.compile_cache / "matmul"
     choice = choose_matmul_dtype(described, config.matmul_dtype, jax.default_backend(), directory)
     if choice is None:

@@ -408,9 +408,22 @@ def test_weights_are_multiplied_as_the_faster_type(
     assert len(measured) == 1
 
 
+def test_a_model_that_computes_in_float32_multiplies_so(tmp_path: Path) -> None:
+    """Though its configuration declares bfloat16: what is stored decides."""
+    windowed(tmp_path)
+    declared = json.loads((tmp_path / "config.json").read_text())
+    for key in ("dtype", "torch_dtype"):
+        declared[key] = "bfloat16"
+    (tmp_path / "config.json").write_text(json.dumps(declared))
+    config = ServeConfig(model=str(tmp_path), compile_cache=None, weights_dtype="int8")
+    model = engine_builder._model(config, None, Silent()).model
+    assert isinstance(model, DecoderModel)
+    assert (model.dtype, model.matmul_dtype) == ("float32", "float32")
+
+
 def test_weights_of_16_bits_are_multiplied_as_they_are(tmp_path: Path) -> None:
     error = refused(model=windowed(tmp_path), matmul_dtype="float32")
-    assert str(error) == "--matmul-dtype: is for weights of 8 bits, see weights_dtype"
+    assert str(error) == "--matmul-dtype: is for weights of 8 bits"
     for refuses in (engine_builder.plan, engine_builder.check):
         settings = PlanConfig if refuses is engine_builder.plan else CheckConfig
         with pytest.raises(StartError, match="--matmul-dtype: is for weights of 8 bits"):

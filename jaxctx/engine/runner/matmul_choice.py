@@ -53,7 +53,7 @@ def check_matmul_dtype(model: DecoderModel, wanted: str, platform: str) -> None:
     if wanted == "auto":
         return
     if model.weights_dtype not in EIGHT_BITS:
-        raise InvalidArgument.field("matmul_dtype", "is for weights of 8 bits, see weights_dtype")
+        raise InvalidArgument.field("matmul_dtype", "is for weights of 8 bits")
     if platform != "cpu" and wanted != model.dtype:
         raise InvalidArgument.field("matmul_dtype", f"must be {model.dtype} on a {platform}, or auto")
     if wanted == "int8" and model.weights_dtype != "int8":
