@@ -39,10 +39,36 @@ COMPLETE: Mapping[str, Any] = {
     "eos_token_id": [6, 7],
 }
 OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
+    "Granite": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.5,
+        "residual_multiplier": 0.25,
+        "logits_scaling": 4.0,
+    },
     "Llama": {"attention_bias": True, "mlp_bias": True},
     "Mistral": {"sliding_window": 40},
+    "Olmo2": {"attention_bias": True},
+    "Phi3": {
+        "sliding_window": 40,
+        "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 9.0]},
+        "original_max_position_embeddings": 3000,
+        "hidden_size": 192,  # of its classes in 5.23 some take head_dim, some an equal share of the width
+        "partial_rotary_factor": 1.0,
+        "pad_token_id": 0,
+    },
     "Qwen2": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
     "Qwen3": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "attention_bias": True},
+    "SmolLM3": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 40,
+        "no_rope_layers": [1, 0, 1],
+        "no_rope_layer_interval": 2,
+        "pad_token_id": 0,
+    },
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE_VARIANTS: Mapping[str, Mapping[str, Any]] = {

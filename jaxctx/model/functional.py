@@ -70,9 +70,8 @@ class DecoderModel:
     def max_positions(self) -> int:
         return self.config.max_positions
 
-    @property
-    def attention_window(self) -> int | None:
-        return None if self.config.declared_positions is None else self.config.max_positions
+    def context_reason(self, tokens: int) -> str:
+        return self.config.context_reason(tokens)
 
     def hidden(self, params: FlatParams, tokens: jax.Array, positions: jax.Array, kv: AttentionBackend) -> jax.Array:
         reaches = self.kv.dtype if jnp.dtype(self.kv.dtype).itemsize > 1 else "float32"

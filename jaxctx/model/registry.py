@@ -10,11 +10,17 @@ from jaxctx.model.config import ModelConfig
 from jaxctx.model.config_reader import Reader, shown
 from jaxctx.model.families.family import Family
 from jaxctx.model.families.fields import refuse_unknown
+from jaxctx.model.families.granite import GRANITE
 from jaxctx.model.families.llama import LLAMA
 from jaxctx.model.families.mistral import MISTRAL
+from jaxctx.model.families.olmo import OLMO2
+from jaxctx.model.families.phi3 import PHI3
 from jaxctx.model.families.qwen import QWEN2, QWEN3
+from jaxctx.model.families.smollm3 import SMOLLM3
 
-FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+_EVERY = (GRANITE, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3)
+
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _EVERY}
 
 
 def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig:

@@ -1,6 +1,6 @@
 """The fields of `config.json` that families share, and those that change no computed value."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -138,14 +138,24 @@ def refuse_unknown(read: Reader, known: frozenset[str]) -> None:
             read.refuse(key, "is not understood, and may change what the model computes")
 
 
-def read_shared(read: Reader) -> ModelConfig:
-    """What the fields that families share say: a model of Llama's layers, which a family changes to its own.
+ReadAttention = Callable[[Reader, int], tuple[LayerAttention, ...]]
+"""Reads `ModelConfig.layer_attention`, given the number of elements of a head."""
 
-    All layers see everything.
-    """
+
+def alike(read: Reader, head_dim: int) -> tuple[LayerAttention, ...]:
+    """Layers that all have the same embedding, and see everything."""
+    return (LayerAttention(rope=rope.read_rope(read, head_dim)),)
+
+
+def read_shared(read: Reader, *, attention: ReadAttention = alike, activation_key: str = "hidden_act") -> ModelConfig:
+    """What the fields that families share say: a model of Llama's layers, which a family changes to its own."""
     if read.get("quantization_config") is not None:
         read.refuse("quantization_config", "quantised checkpoints are not supported")
     width, heads = read.size("hidden_size"), read.size("num_attention_heads")
+    head_dim = _head_dim(read, width, heads)
+    layer_attention = attention(read, head_dim)
+    ropes = [each.rope for each in layer_attention]
+    max_positions, declared_positions = rope.exact_positions(ropes, read.size("max_position_embeddings"))
     return ModelConfig(
         architecture=read.get("architectures")[0],
         vocab_size=read.size("vocab_size"),
@@ -153,12 +163,13 @@ def read_shared(read: Reader) -> ModelConfig:
         layers=read.size("num_hidden_layers"),
         heads=heads,
         kv_heads=_kv_heads(read, heads),
-        head_dim=_head_dim(read, width, heads),
+        head_dim=head_dim,
         ffn=read.size("intermediate_size"),
-        max_positions=read.size("max_position_embeddings"),
-        layer_attention=(LayerAttention(rope=rope.read_rope(read)),),
+        max_positions=max_positions,
+        declared_positions=declared_positions,
+        layer_attention=layer_attention,
         norm_eps=read.number("rms_norm_eps", *NORM_EPS),
-        activation=_activation(read),
+        activation=_activation(read, activation_key),
         tied=read.flag("tie_word_embeddings"),
         dtype=read.one_of(DTYPES, "dtype", "torch_dtype"),
         bos_token_id=next(iter(read.token_ids("bos_token_id")), None),
@@ -166,10 +177,10 @@ def read_shared(read: Reader) -> ModelConfig:
     )
 
 
-def _activation(read: Reader) -> Activation:
-    name = read.get("hidden_act")
+def _activation(read: Reader, key: str) -> Activation:
+    name = read.get(key)
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        read.refuse("hidden_act", f"{shown(name)} is not supported; supported are {', '.join(ACTIVATIONS)}")
+        read.refuse(key, f"{shown(name)} is not supported; supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -196,7 +207,7 @@ def capped(config: ModelConfig, window: int | None) -> ModelConfig:
     """The model with no more positions than a sliding `window` in some layer, within which full attention is equal."""
     if window is None or window >= config.max_positions:
         return config
-    return replace(config, max_positions=window, declared_positions=config.max_positions)
+    return replace(config, max_positions=window, declared_positions=config.declared_positions or config.max_positions)
 
 
 def window_of_all_layers(read: Reader, *, slides: bool) -> int | None:

@@ -38,6 +38,14 @@ MISTRAL = LLAMA31 | {"architectures": ["MistralForCausalLM"], "rope_scaling": No
 QWEN2 = LLAMA31 | {"architectures": ["Qwen2ForCausalLM"], "rope_scaling": None, "sliding_window": 4096}
 QWEN3 = QWEN2 | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 128, "hidden_size": 1024, "num_attention_heads": 16}
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 64,
+    "long_factor": [2.0] * 64,
+    "original_max_position_embeddings": 4096,
+}
+
 
 def test_llama_31():
     config = from_hf(LLAMA31)
@@ -74,7 +82,7 @@ def test_old_and_new_rope_keys_agree():
 @pytest.mark.parametrize(
     ("scaling", "key"),
     [
-        ({"rope_type": "yarn", "factor": 4.0}, r"rope_scaling\.rope_type: 'yarn'"),
+        ({"rope_type": "axial", "factor": 4.0}, r"rope_scaling\.rope_type: 'axial'"),
         ({"rope_type": "linear", "factor": 4.0}, r"rope_scaling: .* linear 4, but rope_parameters says .* linear 2"),
         ({"rope_type": "default"}, r"rope_scaling: .* no scaling, but rope_parameters says .* linear 2"),
         ({"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}, r"rope_scaling: rope_theta = 7 .*rope_parameters"),
@@ -91,6 +99,34 @@ def test_rope_scaling_that_says_the_same_as_rope_parameters():
     same = LLAMA31 | {"rope_parameters": LLAMA31["rope_scaling"] | {"rope_theta": 500000.0}}
     assert from_hf(same) == from_hf(LLAMA31)
     assert from_hf(LLAMA31 | {"rope_parameters": {}}) == from_hf(LLAMA31)
+
+
+def test_yarn_is_made_for_as_many_tokens_as_its_factor_says():
+    """Makers' notes say to add the object to a file whose positions are those before."""
+    raw = LLAMA31 | {"rope_scaling": YARN, "max_position_embeddings": 32768}
+    assert (from_hf(raw).max_positions, from_hf(raw).declared_positions) == (131072, None)
+    assert from_hf(raw | {"max_position_embeddings": 200_000}).max_positions == 200_000
+
+
+def test_longrope_has_its_original_positions_unless_longer_contexts_are_asked_for():
+    config = from_hf(LLAMA31 | {"rope_scaling": LONG})
+    assert (config.max_positions, config.declared_positions) == (4096, 131072)
+    assert config.context_reason(4096).startswith("as many as take LongRoPE's short factors")
+    assert config.context_reason(100) == ""
+    assert config.for_contexts_of(None) == config.for_contexts_of(4096) == config
+    long = config.for_contexts_of(4097)
+    assert (long.max_positions, long.declared_positions) == (131072, None)
+    assert long.attention_of(0).rope.scaling.takes_long_factors
+    assert long.context_reason(100) == "for which all take LongRoPE's long factors, as beyond 4096"
+    assert long.for_contexts_of(4096) == long
+    assert from_hf(LLAMA31 | {"rope_scaling": LONG, "max_position_embeddings": 4096}).declared_positions is None
+
+
+def test_dynamic_rope_has_the_positions_up_to_which_it_changes_nothing():
+    config = from_hf(LLAMA31 | {"rope_scaling": {"type": "dynamic", "factor": 4.0}})
+    assert (config.max_positions, config.declared_positions) == (131072, 524288)
+    assert config.context_reason(131072) == "up to which dynamic RoPE changes nothing"
+    assert config.for_contexts_of(200_000) == config
 
 
 def test_a_sliding_window_limits_the_positions():
@@ -154,7 +190,22 @@ def test_what_is_large_and_published_is_read(positions):
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rope_theta": "high"}, "rope_theta"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, r"rope_scaling\.rope_type"),
+        ({"rope_scaling": {"rope_type": "axial", "factor": 4.0}}, r"rope_scaling\.rope_type"),
+        ({"rope_scaling": YARN | {"factor": None}}, r"rope_scaling\.factor"),
+        ({"rope_scaling": YARN | {"factor": 0.5}}, r"rope_scaling\.factor"),
+        ({"rope_scaling": YARN | {"beta_fast": 0.5}}, r"rope_scaling\.beta_fast: .* beta_slow = 1"),
+        ({"rope_scaling": YARN | {"beta_slow": -1}}, r"rope_scaling\.beta_slow"),
+        ({"rope_scaling": YARN | {"attention_factor": "high"}}, r"rope_scaling\.attention_factor"),
+        ({"rope_scaling": YARN | {"mscale": -1.0}}, r"rope_scaling\.mscale"),
+        ({"rope_scaling": YARN | {"truncate": 1}}, r"rope_scaling\.truncate"),
+        ({"rope_scaling": YARN | {"rope_theta": 1.0}}, r"rope_scaling\.rope_theta"),
+        ({"rope_scaling": YARN | {"extrapolation_factor": 2.0}}, r"rope_scaling\.extrapolation_factor: is not underst"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, r"rope_scaling\.factor"),
+        ({"rope_scaling": LONG | {"short_factor": None}}, r"rope_scaling\.short_factor"),
+        ({"rope_scaling": LONG | {"long_factor": [1.0] * 63}}, r"rope_scaling\.long_factor: of 63 numbers, but 64"),
+        ({"rope_scaling": LONG | {"long_factor": [1.0] * 63 + ["2"]}}, r"rope_scaling\.long_factor: must be a list"),
+        ({"rope_scaling": LONG | {"long_factor": [0.0] * 64}}, r"rope_scaling\.long_factor: must be a list"),
+        ({"rope_scaling": LONG | {"original_max_position_embeddings": 1}}, r"rope_scaling\.original_max_position"),
         ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, r"rope_scaling\.low_freq_factor"),
         ({"rope_scaling": LLAMA31["rope_scaling"] | {"low_freq_factor": 4.0}}, r"rope_scaling\.low_freq_factor"),
