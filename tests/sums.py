@@ -30,7 +30,10 @@ def visible_sum(
 
     def visit(total: jax.Array, tile: Tile) -> jax.Array:
         values = read_values(pages, tile, 1)[0, :, None, :, 0]
-        seen = jnp.arange(values.shape[-1]) < tile.seen[..., None]
+        slot = jnp.arange(values.shape[-1])
+        seen = slot < tile.seen[..., None]
+        if tile.hidden is not None:
+            seen &= slot >= tile.hidden[..., None]
         if allowed is not None:
             seen &= tile_mask(allowed, tile, shape.page_size)
         part = jnp.where(seen, values, jnp.uint32(0)).sum(-1, dtype=jnp.uint32)
