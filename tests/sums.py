@@ -19,7 +19,13 @@ def stored_sum(kv: PagedAttention, values: jax.Array) -> jax.Array:
     pool = kv.pools[0]
     pool = pool._replace(k=write_kv(pool.k, values[:, None, None], kv.kv_slots))
     kv.pools = (pool,)
-    return visible_sum(pool.k, kv.metadata, shape=kv.metadata_shape, mask=kv.mask)
+    return sum_of_kind(kv, 0, pool.k)
+
+
+def sum_of_kind(kv: PagedAttention, kind: int, pages: KVPages) -> jax.Array:
+    """For each row the sum of all values of `pages` that it sees in layers of a kind, see `KVSpec.kinds`."""
+    metadata, mask = kv.kinds[kind]
+    return visible_sum(pages, metadata, shape=kv.shapes[kind], mask=mask)
 
 
 def visible_sum(
