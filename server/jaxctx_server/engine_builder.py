@@ -28,7 +28,8 @@ from jaxctx.engine.runner.mesh_plan import plan_mesh
 from jaxctx.engine.runner.mesh_targets import mesh_target
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
-from jaxctx.model.config import SHAPES, CheckpointError, ModelConfig
+from jaxctx.model.config import SHAPES, ModelConfig
+from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import GROUP, logical_sharding, make_mesh

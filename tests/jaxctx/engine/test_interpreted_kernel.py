@@ -38,7 +38,7 @@ TINY = ModelConfig(
     head_dim=128,
     ffn=48,
     max_positions=256,
-    qk_norm=True,
+    query_key_norm="head",
 )
 PROMPT = [(7 * i) % 256 for i in range(37)]
 

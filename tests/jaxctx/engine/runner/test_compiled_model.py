@@ -27,7 +27,7 @@ TINY = ModelConfig(
     head_dim=16,
     ffn=48,
     max_positions=512,
-    qk_norm=True,
+    query_key_norm="head",
 )
 CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=8, max_context_tokens=128)
 SMALL_PAGES = EngineConfig(pages=24, page_size=4, max_batch=4, max_batch_tokens=64, max_context_tokens=90)

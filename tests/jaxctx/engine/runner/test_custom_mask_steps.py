@@ -36,7 +36,7 @@ TINY = ModelConfig(
     head_dim=16,
     ffn=48,
     max_positions=4096,
-    qk_norm=True,
+    query_key_norm="head",
 )
 CONFIG = EngineConfig(pages=24, page_size=4, max_batch=4, max_batch_tokens=64, max_context_tokens=90)
 LENGTH = 61

@@ -36,7 +36,7 @@ TINY = ModelConfig(
     head_dim=16,
     ffn=48,
     max_positions=512,
-    qk_norm=True,
+    query_key_norm="head",
 )
 # Without drafts few step sizes are compiled.
 CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=8, max_context_tokens=128, draft_tokens=0)
