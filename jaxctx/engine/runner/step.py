@@ -175,8 +175,8 @@ class PagedAttention:
         self.looped = len(pools) < spec.layers
         self.kv_slots: jax.Array = inputs.kv_slots
         self.shapes = shape.metadata
-        """Of the metadata of each kind of layer."""
-        metadata = map(kernels.unpack_metadata, shape.metadata, inputs.metadata)
+        """Shapes of the metadata of each kind of layer."""
+        metadata = [*map(kernels.unpack_metadata, shape.metadata, inputs.metadata)]
         self.kinds = tuple(map(KindOfLayer, metadata, layer_masks(inputs, shape)))
         self._kind_of_layer = spec.kind_of_layer
         self._soft_cap = spec.soft_cap
