@@ -52,10 +52,10 @@ OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "Olmo2": {"attention_bias": True},
     "Phi3": {
         "sliding_window": 40,
-        "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 9.0]},
+        "rope_scaling": {"rope_type": "default"},
         "original_max_position_embeddings": 3000,
-        "hidden_size": 192,  # of its classes in 5.23 some take head_dim, some an equal share of the width
-        "partial_rotary_factor": 1.0,
+        "partial_rotary_factor": 0.67,
+        "hidden_size": 128,
         "pad_token_id": 0,
     },
     "Qwen2": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
@@ -65,7 +65,7 @@ OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "mlp_bias": True,
         "use_sliding_window": True,
         "sliding_window": 40,
-        "no_rope_layers": [1, 0, 1],
+        "no_rope_layers": [1, 0, 1] + [1] * 33,
         "no_rope_layer_interval": 2,
         "pad_token_id": 0,
     },
@@ -84,6 +84,44 @@ ROPE_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "llama3, positions at the top": {"rope_scaling": LLAMA3, "original_max_position_embeddings": 64},
     "llama3 of all positions": {"rope_scaling": LLAMA3},
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 30, "original_max_position_embeddings": 2250}
+OTHER_ROPE_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "yarn": {"rope_scaling": YARN},
+    "yarn of all positions": {"rope_scaling": {"rope_type": "yarn", "factor": 1.0}},
+    "yarn with a factor of attention": {"rope_scaling": YARN | {"attention_factor": 1.5, "truncate": False}},
+    "yarn with mscale": {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}},
+    "yarn with mscale alone": {"rope_scaling": YARN | {"mscale": 0.7}},
+    "yarn without bounds": {"rope_scaling": YARN | {"beta_fast": None, "beta_slow": None}},
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "longrope": {
+        "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 9.0]},
+        "original_max_position_embeddings": 3000,
+    },
+    "longrope with a factor": {
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.5, 2.0],
+            "long_factor": [2.0, 3.0, 9.0],
+            "factor": 32.0,
+            "original_max_position_embeddings": 3000,
+        },
+    },
+}
+LONG_PHI3 = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+PHI3_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "all of a head": {"partial_rotary_factor": 1.0},
+    "longrope": {"hidden_size": 192, "rope_scaling": LONG_PHI3 | {"type": "longrope"}},
+    "longrope as yarn": {"hidden_size": 192, "rope_scaling": LONG_PHI3 | {"type": "yarn"}},
+    "longrope of the class's positions": {
+        "hidden_size": 192,
+        "rope_scaling": LONG_PHI3 | {"type": "longrope"},
+        "original_max_position_embeddings": 4096,
+    },
+    "longrope with a factor of attention": {
+        "hidden_size": 192,
+        "rope_scaling": LONG_PHI3 | {"type": "longrope", "attention_factor": 1.25},
+    },
+}
 FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "all layers before the window": {"max_window_layers": 3},
@@ -93,6 +131,7 @@ WINDOW_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "layer types go before max_window_layers": {"layer_types": [FULL, SLIDING, FULL], "max_window_layers": 3},
     "layer types without a window": {"layer_types": [FULL, FULL, FULL], "max_window_layers": 0},
 }
+SHAPE = ("architectures", "model_type", "vocab_size", "pad_token_id", "hidden_size", "num_hidden_layers")
 
 
 def complete(family: str) -> dict[str, Any]:
@@ -104,14 +143,16 @@ def variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and configuration."""
     whole = complete(family)
     yield "complete", whole
-    for key in whole.keys() - {"architectures", "model_type"}:
+    for key in whole.keys() - {"architectures", "model_type", "pad_token_id"}:
         yield f"without {key}", {name: value for name, value in whole.items() if name != key}
         yield f"{key} null", whole | {key: None}
     yield (
         "nothing but its shape",
-        {key: whole[key] for key in ("architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers")},
+        {key: whole[key] for key in SHAPE if key in whole},
     )
-    changes = dict(ROPE_VARIANTS)
+    changes = dict(PHI3_VARIANTS if family == "Phi3" else ROPE_VARIANTS)
+    if family in ("Llama", "Qwen3"):
+        changes |= OTHER_ROPE_VARIANTS
     if family.startswith("Qwen"):
         changes |= WINDOW_VARIANTS
     for name, change in changes.items():
@@ -129,38 +170,68 @@ def built(raw: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     layer = model.model.layers[0]
     attention = layer.self_attn
-    rope = type(model.model.rotary_emb)(config)
+    heads = attention.o_proj.in_features // attention.head_dim
+    inverse_frequencies, rope_factor = rope_of_first_layer(config, model)
     eos = config.eos_token_id
     return {
         "vocab_size": model.model.embed_tokens.weight.shape[0],
         "width": model.model.embed_tokens.weight.shape[1],
         "layers": len(model.model.layers),
-        "heads": attention.q_proj.out_features // attention.head_dim,
-        "kv_heads": attention.k_proj.out_features // attention.head_dim,
+        "heads": heads,
+        "kv_heads": heads // attention.num_key_value_groups,
         "head_dim": attention.head_dim,
-        "ffn": layer.mlp.gate_proj.out_features,
+        "ffn": layer.mlp.down_proj.in_features,
         "positions": config.max_position_embeddings,
-        "window": window(family, config),
-        "norm_eps": model.model.norm.variance_epsilon,
-        "inverse_frequencies": [float(f"{each:.7g}") for each in rope.inv_freq.tolist()],
-        "rope_factor": rope.attention_scaling,
-        "qkv_bias": attention.q_proj.bias is not None,
+        "windows": windows(family, config),
+        "rotates": [bool(getattr(each.self_attn, "use_rope", True)) for each in model.model.layers],
+        "norm_eps": getattr(model.model.norm, "variance_epsilon", None) or model.model.norm.eps,
+        "inverse_frequencies": inverse_frequencies,
+        "rope_factor": rope_factor,
+        "qkv_bias": (attention.qkv_proj if family == "Phi3" else attention.q_proj).bias is not None,
         "out_bias": attention.o_proj.bias is not None,
-        "ffn_bias": layer.mlp.gate_proj.bias is not None,
-        "query_key_norm": "head" if hasattr(attention, "q_norm") else "none",
+        "ffn_bias": layer.mlp.down_proj.bias is not None,
+        "query_key_norm": query_key_norm(attention),
+        "attention_scale": attention.scaling,
+        "residual_scale": getattr(layer, "residual_multiplier", 1.0),
+        "logits_scale": 1.0 / getattr(config, "logits_scaling", 1.0),
+        "embedding_scale": embedding_scale(model),
+        "scores_soft_cap": config.attn_logit_softcapping if family == "Gemma2" else None,
+        "logits_soft_cap": getattr(config, "final_logit_softcapping", None),
         "tied": model.config.tie_word_embeddings,
         "bos_token_id": config.bos_token_id,
         "eos_token_ids": eos if isinstance(eos, list) else [] if eos is None else [eos],
     }
 
 
-def window(family: str, config: Any) -> int | None:
-    """Of any layer, as the masks of the family's forward pass are made."""
-    if family == "Llama":
-        return None
-    if family == "Mistral":
-        return None if config.sliding_window is None else int(config.sliding_window)
-    return int(config.sliding_window) if SLIDING in config.layer_types else None
+def rope_of_first_layer(config: Any, model: Any) -> tuple[list[float], float]:
+    """Frequencies, and the factor of cosines and sines."""
+    rope = type(model.model.rotary_emb)(config)
+    of_kind = f"{config.layer_types[0]}_" if isinstance(rope.rope_type, dict) else ""
+    frequencies = getattr(rope, f"{of_kind}inv_freq").tolist()
+    return [float(f"{each:.7g}") for each in frequencies], getattr(rope, f"{of_kind}attention_scaling")
+
+
+def query_key_norm(attention: Any) -> str:
+    if not hasattr(attention, "q_norm"):
+        return "none"
+    return "head" if attention.q_norm.weight.shape[0] == attention.head_dim else "all_heads"
+
+
+def embedding_scale(model: Any) -> float:
+    if hasattr(model.model, "embedding_multiplier"):
+        return float(model.model.embedding_multiplier)
+    return float(getattr(model.model.embed_tokens, "scalar_embed_scale", 1.0))
+
+
+def windows(family: str, config: Any) -> list[int | None]:
+    """Of each layer, as the masks of the family's forward pass are made."""
+    layers = config.num_hidden_layers
+    if family in ("Granite", "Llama", "Olmo2"):
+        return [None] * layers
+    window = None if config.sliding_window is None else int(config.sliding_window)
+    if family in ("Mistral", "Phi3"):
+        return [window] * layers
+    return [window if kind == SLIDING else None for kind in config.layer_types]
 
 
 def main() -> None:

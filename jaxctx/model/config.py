@@ -82,6 +82,7 @@ class ModelConfig:
     declared_positions: int | None = None  # tokens, where config.json says more than `max_positions`
     layer_attention: tuple[LayerAttention, ...] = (LayerAttention(),)  # of the first layers, then over again
     attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
+    scores_soft_cap: float | None = None  # a scaled score s becomes cap * tanh(s / cap)
     norms: NormPlacement = "before"
     norm_eps: float = 1e-6
     norm_adds_one: bool = False  # a norm's scale is 1 + its weight
@@ -93,6 +94,7 @@ class ModelConfig:
     embedding_scale: float = 1.0  # of an embedding before the first layer
     residual_scale: float = 1.0  # of what a block adds to the residual stream
     logits_scale: float = 1.0
+    logits_soft_cap: float | None = None  # a scaled logit l becomes cap * tanh(l / cap)
     tied: bool = False  # the output head is the embedding
     dtype: str = "float32"  # declared by the checkpoint
     bos_token_id: int | None = None

@@ -88,7 +88,9 @@ class Decoder(nnx.Module):
     def logits(self, hidden: Float32[Array, "rows embed"]) -> Float32[Array, "rows vocab"]:
         """Logits of each row over the vocabulary; the embedding is the head of a model with tied embeddings."""
         logits = (self.lm_head or self.embed_tokens)(hidden)
-        return logits if self.config.logits_scale == 1.0 else logits * self.config.logits_scale
+        scale, cap = self.config.logits_scale, self.config.logits_soft_cap
+        logits = logits if scale == 1.0 else logits * scale
+        return logits if cap is None else jnp.tanh(logits / cap) * cap
 
 
 def select_and_call(index: int | jax.Array, functions: Sequence[Callable[..., Any]], *operands: Any) -> Any:

@@ -14,7 +14,7 @@ def read_granite(read: Reader) -> ModelConfig:
     """See `Family.read`."""
     bias = read.flag("attention_bias")
     return replace(
-        fields.read_shared(read),
+        fields.within_cached_window(read, fields.read_shared(read)),
         qkv_bias=bias,
         out_bias=bias,
         ffn_bias=read.flag("mlp_bias"),
@@ -43,6 +43,7 @@ GRANITE = Family(
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
-    fields=fields.FIELDS,
+    fields=fields.FIELDS | {"use_sliding_window"},
+    ignored=frozenset({"max_window_layers"}),
     read=read_granite,
 )

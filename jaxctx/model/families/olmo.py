@@ -11,7 +11,13 @@ from jaxctx.model.families.family import Family
 def read_olmo2(read: Reader) -> ModelConfig:
     """See `Family.read`."""
     bias = read.flag("attention_bias")
-    return replace(fields.read_shared(read), norms="after", query_key_norm="all_heads", qkv_bias=bias, out_bias=bias)
+    return replace(
+        fields.within_cached_window(read, fields.read_shared(read)),
+        norms="after",
+        query_key_norm="all_heads",
+        qkv_bias=bias,
+        out_bias=bias,
+    )
 
 
 OLMO2 = Family(
@@ -28,6 +34,7 @@ OLMO2 = Family(
         "bos_token_id": None,
         "eos_token_id": 50279,
     },
-    fields=fields.FIELDS,
+    fields=fields.FIELDS | {"use_sliding_window"},
+    ignored=frozenset({"max_window_layers", "mlp_bias"}),
     read=read_olmo2,
 )

@@ -18,12 +18,13 @@ ROPE_KINDS: Mapping[str, RopeKind | None] = {
 
 def read_phi3(read: Reader) -> ModelConfig:
     """See `Family.read`."""
-    config = fields.read_shared(read, attention=_attention)
-    return fields.capped(config, fields.window_of_all_layers(read, slides=True))
+    return fields.read_shared(read, attention=_attention)
 
 
 def _attention(read: Reader, head_dim: int) -> tuple[LayerAttention, ...]:
-    return (LayerAttention(rope=rope.read_rope(read, head_dim, kinds=ROPE_KINDS, partial=True)),)
+    read.size("original_max_position_embeddings")  # the class demands one whatever RoPE there is
+    window = fields.window_of_all_layers(read, slides=True)
+    return (LayerAttention(window, rope.read_rope(read, head_dim, kinds=ROPE_KINDS, partial=True)),)
 
 
 def parts_of(config: ModelConfig, parameter: str) -> tuple[TensorPart, ...]:

@@ -1,5 +1,6 @@
 """SmolLM3: Llama's layers, of which some, every fourth as published, do not rotate."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxctx.model.config import LayerAttention, ModelConfig
@@ -17,15 +18,27 @@ def read_smollm3(read: Reader) -> ModelConfig:
 
 
 def _attention(read: Reader, head_dim: int) -> tuple[LayerAttention, ...]:
-    embedding = rope.read_rope(read, head_dim)
-    return tuple(LayerAttention(rope=embedding if rotates else None) for rotates in _rotating(read))
+    embedding, rotating = rope.read_rope(read, head_dim), _rotating(read)
+    windows = _windows(read, rotating)
+    return tuple(
+        LayerAttention(window, embedding if rotates else None)
+        for window, rotates in zip(windows, rotating, strict=True)
+    )
+
+
+def _windows(read: Reader, rotating: Sequence[bool]) -> tuple[int | None, ...]:
+    """Of each layer: unless the file says otherwise, those that do not rotate have a window, if any has."""
+    if not read.flag("use_sliding_window") or read.get("sliding_window") is None:
+        return (fields.window_of_all_layers(read, slides=False),) * len(rotating)
+    kinds = fields.layer_types(read)
+    return fields.windows_of_kinds(read, kinds or [fields.FULL if each else fields.SLIDING for each in rotating])
 
 
 def _rotating(read: Reader) -> list[bool]:
     """Of each layer, whether it rotates."""
-    layers, listed = read.size("num_hidden_layers"), read.get("no_rope_layers")
+    layers, interval = read.size("num_hidden_layers"), read.size("no_rope_layer_interval")
+    listed = read.get("no_rope_layers")
     if listed is None:
-        interval = read.size("no_rope_layer_interval")
         return [(layer + 1) % interval != 0 for layer in range(layers)]
     if not isinstance(listed, list) or not all(type(each) is int and each in (0, 1) for each in listed):
         read.refuse("no_rope_layers", f"must be a list of 0 and 1, not {shown(listed)}")

@@ -45,6 +45,8 @@ LONG = {
     "long_factor": [2.0] * 64,
     "original_max_position_embeddings": 4096,
 }
+PHI3 = {"architectures": ["Phi3ForCausalLM"], "rope_scaling": None}
+SLIDING = QWEN2 | {"use_sliding_window": True}
 
 
 def test_llama_31():
@@ -122,6 +124,13 @@ def test_longrope_has_its_original_positions_unless_longer_contexts_are_asked_fo
     assert from_hf(LLAMA31 | {"rope_scaling": LONG, "max_position_embeddings": 4096}).declared_positions is None
 
 
+def test_phi3_has_other_names_for_longrope():
+    """That RoPE has another name, which elsewhere means another RoPE, is in published files."""
+    raw = LLAMA31 | PHI3 | {"original_max_position_embeddings": 4096, "rope_scaling": LONG}
+    for name in ("su", "yarn"):
+        assert from_hf(raw | {"rope_scaling": LONG | {"rope_type": name}}) == from_hf(raw)
+
+
 def test_dynamic_rope_has_the_positions_up_to_which_it_changes_nothing():
     config = from_hf(LLAMA31 | {"rope_scaling": {"type": "dynamic", "factor": 4.0}})
     assert (config.max_positions, config.declared_positions) == (131072, 524288)
@@ -129,32 +138,37 @@ def test_dynamic_rope_has_the_positions_up_to_which_it_changes_nothing():
     assert config.for_contexts_of(200_000) == config
 
 
-def test_a_sliding_window_limits_the_positions():
-    assert from_hf(MISTRAL | {"sliding_window": None}).max_positions == 32768
-    assert from_hf(MISTRAL | {"sliding_window": 4096}).max_positions == 4096
-    assert from_hf(MISTRAL | {"sliding_window": 10**6}).max_positions == 32768
-    assert from_hf(QWEN2 | {"use_sliding_window": False}).max_positions == 131072
-    assert from_hf(QWEN2 | {"use_sliding_window": True}).max_positions == 4096
-    assert from_hf(LLAMA31 | {"sliding_window": 4096}).max_positions == 4096  # transformers' cache has such a window
-    assert from_hf(LLAMA31 | {"sliding_window": 4096, "use_sliding_window": False}).max_positions == 131072
+def windows(raw):
+    """The windows of all layers, and the positions."""
+    config = from_hf(raw)
+    return [config.attention_of(layer).window for layer in range(config.layers)], config.max_positions
 
 
-def test_what_a_window_caps_is_kept():
-    assert from_hf(MISTRAL).declared_positions == 32768
-    assert from_hf(MISTRAL | {"sliding_window": 32768}).declared_positions is None
-    assert from_hf(MISTRAL | {"sliding_window": None}).declared_positions is None
-
-
-SLIDING = QWEN2 | {"use_sliding_window": True}
-
-
-def test_a_window_that_no_layer_has_is_none():
-    assert from_hf(SLIDING | {"max_window_layers": 31}).max_positions == 4096
-    assert from_hf(SLIDING | {"max_window_layers": 32}).max_positions == 131072
-    assert from_hf(SLIDING | {"max_window_layers": 0}).max_positions == 4096
-    assert from_hf(SLIDING | {"layer_types": ["full_attention"] * 32}).max_positions == 131072
+def test_a_sliding_window_is_of_all_layers_or_of_those_from_max_window_layers_on():
+    assert windows(MISTRAL | {"sliding_window": None}) == ([None] * 32, 32768)
+    assert windows(MISTRAL) == ([4096] * 32, 32768)
+    assert windows(MISTRAL | {"sliding_window": 32767}) == ([32767] * 32, 32768)
+    assert windows(MISTRAL | {"sliding_window": 32768}) == ([None] * 32, 32768)  # all positions are within
+    assert windows(QWEN2 | {"use_sliding_window": False}) == ([None] * 32, 131072)
+    assert windows(SLIDING) == ([None] * 28 + [4096] * 4, 131072)
+    assert windows(SLIDING | {"max_window_layers": 31}) == ([None] * 31 + [4096], 131072)
+    assert windows(SLIDING | {"max_window_layers": 32}) == ([None] * 32, 131072)
+    assert windows(SLIDING | {"max_window_layers": 0}) == ([4096] * 32, 131072)
+    assert windows(SLIDING | {"layer_types": ["full_attention"] * 32}) == ([None] * 32, 131072)
     every = ["full_attention"] * 31 + ["sliding_attention"]
-    assert from_hf(SLIDING | {"layer_types": every, "max_window_layers": 32}).max_positions == 4096
+    assert windows(SLIDING | {"layer_types": every, "max_window_layers": 32}) == ([None] * 31 + [4096], 131072)
+
+
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "GraniteForCausalLM", "Olmo2ForCausalLM"])
+def test_a_window_that_the_class_does_not_have_limits_the_positions(family):
+    """In transformers it is a window of the cache alone: up to its width layers and cache agree."""
+    raw = LLAMA31 | {"architectures": [family], "sliding_window": 4096}
+    assert windows(raw) == ([None] * 32, 4096)
+    assert from_hf(raw).declared_positions == 131072
+    assert from_hf(raw).context_reason(4096) == "the model's attention window"
+    assert windows(raw | {"use_sliding_window": False}) == ([None] * 32, 131072)
+    with pytest.raises(CheckpointError, match=r"^config\.json: layer_types: full_attention"):
+        from_hf(raw | {"layer_types": ["full_attention"] * 32})
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"])
@@ -201,6 +215,9 @@ def test_what_is_large_and_published_is_read(positions):
         ({"rope_scaling": YARN | {"rope_theta": 1.0}}, r"rope_scaling\.rope_theta"),
         ({"rope_scaling": YARN | {"extrapolation_factor": 2.0}}, r"rope_scaling\.extrapolation_factor: is not underst"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, r"rope_scaling\.factor"),
+        (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, r"rope_scaling\.rope_type: 'linear' is not supp"),
+        (PHI3 | {"partial_rotary_factor": 0.002}, "partial_rotary_factor"),
+        (PHI3 | {"partial_rotary_factor": 0.04}, "partial_rotary_factor: must make an even number of elements rotate"),
         ({"rope_scaling": LONG | {"short_factor": None}}, r"rope_scaling\.short_factor"),
         ({"rope_scaling": LONG | {"long_factor": [1.0] * 63}}, r"rope_scaling\.long_factor: of 63 numbers, but 64"),
         ({"rope_scaling": LONG | {"long_factor": [1.0] * 63 + ["2"]}}, r"rope_scaling\.long_factor: must be a list"),

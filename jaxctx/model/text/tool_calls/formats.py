@@ -149,12 +149,17 @@ MISTRAL_NAMED = ToolCallFormat(
     ),
 )
 TOOL_CALL_FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMED)}
-FAMILY_FORMATS = {
+FAMILY_FORMATS: Mapping[str, ToolCallFormat | None] = {
+    "GraniteForCausalLM": None,  # <|tool_call|>[…]
     "LlamaForCausalLM": LLAMA3_JSON,
     "MistralForCausalLM": MISTRAL,
+    "Olmo2ForCausalLM": None,  # was trained on none
+    "Phi3ForCausalLM": None,  # <|tool_call|>[…], or was trained on none
     "Qwen2ForCausalLM": HERMES,
     "Qwen3ForCausalLM": HERMES,
+    "SmolLM3ForCausalLM": HERMES,
 }
+"""Of families whose template does not tell; None: it writes calls in another format than these, or none."""
 # Templates with one of these write calls as none of the formats here: calls as XML or as Python.
 OTHER_FORMATS = ("<function=", "<|tool_call|>", "functools[", "<｜tool▁calls▁begin｜>")
 
