@@ -38,7 +38,20 @@ COMPLETE: Mapping[str, Any] = {
     "bos_token_id": 5,
     "eos_token_id": [6, 7],
 }
+OF_GEMMA: Mapping[str, Any] = {
+    "num_key_value_heads": 2,
+    "hidden_act": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": True,
+    "query_pre_attn_scalar": 100,
+    "final_logit_softcapping": 10.0,
+    "sliding_window": 40,
+    "tie_word_embeddings": False,
+}
 OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
+    "Gemma": {"hidden_act": "gelu_pytorch_tanh", "attention_bias": True, "tie_word_embeddings": False},
+    "Gemma2": OF_GEMMA | {"attn_logit_softcapping": 20.0},
+    "Gemma3": OF_GEMMA | {"rope_local_base_freq": 333.0, "sliding_window_pattern": 2, "attn_logit_softcapping": None},
     "Granite": {
         "attention_bias": True,
         "mlp_bias": True,
@@ -50,6 +63,14 @@ OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "Llama": {"attention_bias": True, "mlp_bias": True},
     "Mistral": {"sliding_window": 40},
     "Olmo2": {"attention_bias": True},
+    "Olmo3": {
+        "attention_bias": True,
+        "sliding_window": 40,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default"},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 333.0},
+        },
+    },
     "Phi3": {
         "sliding_window": 40,
         "rope_scaling": {"rope_type": "default"},
@@ -131,11 +152,34 @@ WINDOW_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "layer types go before max_window_layers": {"layer_types": [FULL, SLIDING, FULL], "max_window_layers": 3},
     "layer types without a window": {"layer_types": [FULL, FULL, FULL], "max_window_layers": 0},
 }
+GEMMA3_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "rope_parameters of both kinds": {
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 5.0, "rope_theta": 99.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 55.0},
+        },
+    },
+    "rope_parameters of one kind": {
+        "rope_scaling": None,
+        "rope_parameters": {"full_attention": YARN | {"rope_theta": 99.0}},
+        "layer_types": [FULL, SLIDING, FULL],
+    },
+    "rope_parameters and rope_scaling": {"rope_parameters": {"full_attention": {"rope_theta": 99.0}}},
+    "layer types go before the pattern": {"layer_types": [FULL, SLIDING, FULL]},
+}
+OLMO3_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "the class's base": {"rope_parameters": None, "rope_theta": 500000.0},
+    "layer types": {"layer_types": [FULL, SLIDING, FULL]},
+    "yarn": {"layer_types": [FULL, SLIDING, FULL], "rope_scaling": YARN},
+}
+NOT_OF_CLASS = {"Gemma2": {"hidden_act"}, "Gemma3": {"hidden_act"}}
 SHAPE = ("architectures", "model_type", "vocab_size", "pad_token_id", "hidden_size", "num_hidden_layers")
 
 
 def complete(family: str) -> dict[str, Any]:
-    named = {"architectures": [f"{family}ForCausalLM"], "model_type": family.lower()}
+    model_type = "gemma3_text" if family == "Gemma3" else family.lower()
+    named = {"architectures": [f"{family}ForCausalLM"], "model_type": model_type}
     return named | dict(COMPLETE) | dict(OF_FAMILY[family])
 
 
@@ -143,14 +187,15 @@ def variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and configuration."""
     whole = complete(family)
     yield "complete", whole
-    for key in whole.keys() - {"architectures", "model_type", "pad_token_id"}:
+    for key in whole.keys() - {"architectures", "model_type", "pad_token_id"} - NOT_OF_CLASS.get(family, set()):
         yield f"without {key}", {name: value for name, value in whole.items() if name != key}
         yield f"{key} null", whole | {key: None}
     yield (
         "nothing but its shape",
         {key: whole[key] for key in SHAPE if key in whole},
     )
-    changes = dict(PHI3_VARIANTS if family == "Phi3" else ROPE_VARIANTS)
+    own_variants = {"Gemma3": GEMMA3_VARIANTS, "Olmo3": OLMO3_VARIANTS, "Phi3": PHI3_VARIANTS}
+    changes = dict(own_variants.get(family, ROPE_VARIANTS))
     if family in ("Llama", "Qwen3"):
         changes |= OTHER_ROPE_VARIANTS
     if family.startswith("Qwen"):
@@ -163,11 +208,14 @@ def built(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """What transformers makes of a configuration; None where it refuses."""
     family = raw["architectures"][0].removesuffix("ForCausalLM")
     try:
-        config = getattr(transformers, f"{family}Config").from_dict(json.loads(json.dumps(raw)))
+        of_config = "Gemma3Text" if family == "Gemma3" else family
+        config = getattr(transformers, f"{of_config}Config").from_dict(json.loads(json.dumps(raw)))
         with torch.device("meta"):
             model = getattr(transformers, f"{family}ForCausalLM")(config)
     except Exception:  # of many kinds
         return None
+    if SLIDING in (getattr(config, "layer_types", None) or ()) and config.sliding_window is None:
+        return None  # the first forward pass raises
     layer = model.model.layers[0]
     attention = layer.self_attn
     heads = attention.o_proj.in_features // attention.head_dim
@@ -226,7 +274,7 @@ def embedding_scale(model: Any) -> float:
 def windows(family: str, config: Any) -> list[int | None]:
     """Of each layer, as the masks of the family's forward pass are made."""
     layers = config.num_hidden_layers
-    if family in ("Granite", "Llama", "Olmo2"):
+    if family in ("Gemma", "Granite", "Llama", "Olmo2"):
         return [None] * layers
     window = None if config.sliding_window is None else int(config.sliding_window)
     if family in ("Mistral", "Phi3"):

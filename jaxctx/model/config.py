@@ -123,7 +123,7 @@ class ModelConfig:
             return self
         long = tuple(
             replace(each, rope=replace(each.rope, scaling=replace(each.rope.scaling, takes_long_factors=True)))
-            if each.rope is not None and each.rope.scaling is not None
+            if each.rope is not None and each.rope.scaling is not None and each.rope.scaling.kind == "longrope"
             else each
             for each in self.layer_attention
         )

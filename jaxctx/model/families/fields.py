@@ -7,10 +7,9 @@ from typing import Any
 from jaxctx.model.config import DTYPES, Activation, LayerAttention, ModelConfig
 from jaxctx.model.config_reader import Reader, shown
 from jaxctx.model.families import rope
+from jaxctx.model.families.rope import FULL, SLIDING
 
 NORM_EPS = (1e-37, 1.0)  # every root of a mean square is a finite float32 above 0
-
-FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layer, as `layer_types` names them
 
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 """By the names that `hidden_act` has for them."""

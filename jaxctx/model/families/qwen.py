@@ -11,6 +11,7 @@ from jaxctx.model.config import LayerAttention, ModelConfig
 from jaxctx.model.config_reader import Reader
 from jaxctx.model.families import fields, rope
 from jaxctx.model.families.family import Family
+from jaxctx.model.families.rope import FULL, SLIDING
 
 DEFAULTS: Mapping[str, Any] = {
     **fields.DEFAULTS,
@@ -54,7 +55,7 @@ def _windows(read: Reader) -> tuple[int | None, ...]:
     kinds = fields.layer_types(read)
     if kinds is None:
         full = 0 if read.get("max_window_layers") == 0 else read.size("max_window_layers")  # the first so many
-        kinds = [fields.SLIDING if layer >= full else fields.FULL for layer in range(read.size("num_hidden_layers"))]
+        kinds = [SLIDING if layer >= full else FULL for layer in range(read.size("num_hidden_layers"))]
     return fields.windows_of_kinds(read, kinds)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from jaxctx.model.config import RopeConfig, RopeKind, RopeScaling
 from jaxctx.model.config_reader import LIMITS, Reader, shown
@@ -15,6 +16,8 @@ YARN_THETA = 1.01  # a base of 1 has one frequency, and so no range to blend in
 YARN_TURNS = (1e-3, 1e6)
 ATTENTION_FACTOR = (1e-3, 1e3)
 MSCALE = (0.0, 1e3)
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layer, as `layer_types` names them
 
 KINDS: Mapping[str, RopeKind | None] = {
     "default": None,
@@ -72,6 +75,27 @@ def read_rope(
         why = f"{_in_words(found[-1])}, but rope_parameters says {_in_words(found[0])}; remove the one that is wrong"
         read.refuse("rope_scaling", why)
     return found[0]
+
+
+def read_rope_of_kinds(read: Reader, head_dim: int, bases: Mapping[str, float]) -> Mapping[str, RopeConfig]:
+    """The embeddings by kind of layer, as `layer_types` names them. `bases` are those of kinds whose object has none.
+
+    `rope_scaling`, from before there were kinds, is of the layers that see everything.
+    """
+    kinds, scaling = read.inner("rope_parameters"), read.inner("rope_scaling")
+    for key in kinds.raw:
+        if key not in bases:
+            kinds.refuse(key, f"is no kind of layer: this family has an object for each, {' and '.join(bases)}")
+    found = {}
+    for kind, base in bases.items():
+        rope = kinds.inner(kind)
+        if kind == FULL and scaling.raw:
+            rope = replace(scaling, raw={**rope.raw, **scaling.raw})
+        if "rope_theta" in rope.raw:
+            rope.number("rope_theta", *ROPE_THETA)  # not null, which elsewhere is another key's value
+        rope.one_of([True], "truncate")  # in objects of a kind transformers does not see it
+        found[kind] = _rope(read, replace(rope, defaults={"rope_theta": base}), head_dim, KINDS, partial=False)
+    return found
 
 
 def exact_positions(ropes: Sequence[RopeConfig | None], declared: int) -> tuple[int, int | None]:

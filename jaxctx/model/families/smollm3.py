@@ -7,6 +7,7 @@ from jaxctx.model.config import LayerAttention, ModelConfig
 from jaxctx.model.config_reader import Reader, shown
 from jaxctx.model.families import fields, rope
 from jaxctx.model.families.family import Family
+from jaxctx.model.families.rope import FULL, SLIDING
 
 
 def read_smollm3(read: Reader) -> ModelConfig:
@@ -31,7 +32,7 @@ def _windows(read: Reader, rotating: Sequence[bool]) -> tuple[int | None, ...]:
     if not read.flag("use_sliding_window") or read.get("sliding_window") is None:
         return (fields.window_of_all_layers(read, slides=False),) * len(rotating)
     kinds = fields.layer_types(read)
-    return fields.windows_of_kinds(read, kinds or [fields.FULL if each else fields.SLIDING for each in rotating])
+    return fields.windows_of_kinds(read, kinds or [FULL if each else SLIDING for each in rotating])
 
 
 def _rotating(read: Reader) -> list[bool]:
