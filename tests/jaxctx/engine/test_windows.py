@@ -5,17 +5,21 @@ The model adds up what rows see in each layer, exactly, so that one token too ma
 
 import asyncio
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxctx.cache.attention_overrides import decode_override
 from jaxctx.cache.context import Context
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.factory import ServedModel
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.scheduler.prompt_lookup import PromptLookup
 from jaxctx.errors import FailedPrecondition, OutOfRange, ResourceExhausted
+from jaxctx.model.config import ModelConfig
 from jaxctx.types import (
     CreateContextRequest,
     ForwardOutputParams,
@@ -23,6 +27,8 @@ from jaxctx.types import (
     GenerateRequest,
     SamplingParams,
 )
+from scripts.checkpoints import init_random
+from scripts.dense import DenseCausal
 from tests.engines import MakeEngine, tokens_of
 from tests.windowed_echo import Ranges, Truth, windowed_echo
 
@@ -202,8 +208,16 @@ async def run_actors(engine: LocalEngine, seed: int, masks: float, operations: i
     actors = [Actor(engine, 100 * seed + number, prefixes, masks) for number in range(3)]
     await asyncio.gather(*[actor.run(operations) for actor in actors])
     assert sum(actor.checked for actor in actors) > 50
-    stats = await engine.stats()
-    assert stats.tokens_cached > 0
+    cached = (await engine.stats()).tokens_cached
+    for _ in range(2):  # the second one finds the pages of the first
+        last = Actor(engine, seed, [prefixes[0]], 0)
+        await last.create()
+        ((context_id, text),) = last.contexts.items()
+        await engine.fill(ME, context_id, prefixes[0])
+        for token in prefixes[0]:
+            text.add(token)
+        await last.generate()
+    assert (await engine.stats()).tokens_cached > cached
 
 
 @pytest.mark.parametrize(
@@ -241,3 +255,83 @@ async def test_a_text_goes_on_behind_tokens_of_other_positions(
             assert token == text.next_token(), len(text.tokens)
             text.add(token)
     assert len(text.tokens) == 83
+
+
+LAYERS = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=96,
+    width=32,
+    layers=4,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    ffn=48,
+    max_positions=4096,
+    query_key_norm="head",
+)
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def decoder(request: pytest.FixtureRequest, echo_served: ServedModel) -> ServedModel:
+    """A decoder whose windows alternate, with capped scores."""
+    model, params = init_random(LAYERS, seed=5, dtype=request.param, scale=0.3)
+    model = replace(model, kv=replace(model.kv, windows=(9, None, 9, 30), soft_cap=1.5))
+    return replace(echo_served, model=model, params=params, revision=f"windows-{request.param}", dtype=request.param)
+
+
+@pytest.mark.slow
+async def test_a_decoder_with_windows_says_what_dense_attention_says(
+    make_engine: MakeEngine, decoder: ServedModel
+) -> None:
+    """Alone, forked, rewound, found in the cache and beside others. In bfloat16 all of these are equal."""
+    config = replace(CONFIG, draft_tokens=0)
+    engine = make_engine(config, decoder, device_config=config, whole=False)
+    rng = random.Random(3)
+    prompts = [[rng.randrange(96) for _ in range(length)] for length in (1, 9, 33, 50)]
+    alone = []
+    for prompt in prompts:
+        context_id = (await engine.create(ME, CreateContextRequest(salt="alone"))).context_id
+        await engine.fill(ME, context_id, prompt)
+        alone.append(await continued(engine, context_id))
+    if decoder.dtype == "float32":
+        assert alone == [dense_greedy(decoder, prompt) for prompt in prompts]
+
+    for prompt, expected in zip(prompts, alone, strict=True):
+        context_id = (await engine.create(ME, CreateContextRequest())).context_id
+        for part in (prompt[: len(prompt) // 3], prompt[len(prompt) // 3 :]):
+            await engine.fill(ME, context_id, part)
+        forks = [fork.context_id for fork in await engine.fork(ME, context_id, n=2)]
+        again = (await engine.create(ME, CreateContextRequest())).context_id
+        await engine.fill(ME, again, prompt)
+        assert await asyncio.gather(*[continued(engine, each) for each in (context_id, *forks, again)]) == 4 * [
+            expected
+        ]
+        await engine.rewind(ME, forks[0], len(prompt) + 7)
+        assert await continued(engine, forks[0], TOKENS - 7) == expected[7:]
+        for each in (context_id, *forks, again):
+            await engine.close(ME, each)
+
+
+TOKENS = 40
+
+
+async def continued(engine: LocalEngine, context_id: str, tokens: int = TOKENS) -> list[int]:
+    request = GenerateRequest(context_id=context_id, max_tokens=tokens, sampling=GREEDY, ignore_eos=True)
+    return [token async for piece in engine.generate(ME, request) for token in piece.token_ids]
+
+
+def dense_greedy(served: ServedModel, prompt: list[int]) -> list[int]:
+    """The greedy continuation of a prompt, each token computed anew from all before it."""
+    model, length = served.model, len(prompt) + TOKENS
+    kv = model.kv
+
+    @jax.jit
+    def logits(tokens: jax.Array) -> jax.Array:
+        dense = DenseCausal(windows=kv.windows, soft_cap=kv.soft_cap)
+        return model.logits(served.params, model.hidden(served.params, tokens, jnp.arange(length), dense))
+
+    tokens = [*prompt]
+    while len(tokens) < length:
+        padded = jnp.asarray([*tokens, *[0] * (length - len(tokens))], jnp.int32)
+        tokens.append(int(logits(padded)[len(tokens) - 1].argmax()))
+    return tokens[len(prompt) :]
