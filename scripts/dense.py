@@ -19,7 +19,7 @@ class DenseCausal:
     """An `AttentionBackend` whose rows are `sequences` sequences of equal length, one after the other, each from its
     start.
 
-    Row r of a sequence sees rows 0..r of the same sequence, of which `windows` and `soft_cap` leave what they leave in
+    Row r of a sequence sees rows 0..r of the same sequence, or the last of these: `windows` and `soft_cap` are those of
     `KVSpec`. Rows are a multiple of `sequences`. Differentiable.
     """
 
@@ -37,11 +37,13 @@ class DenseCausal:
         k, v = (x.reshape(self.sequences, length, kv_heads, head_dim) for x in (k, v))
         precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
         scores = jnp.einsum("bqhgd,bkhd->bhgqk", q, k, precision=precision, preferred_element_type=jnp.float32)
-        scores = scores * head_dim**-0.5
-        scores = scores if self.soft_cap is None else jnp.tanh(scores / self.soft_cap) * self.soft_cap
         seen = jnp.tril(jnp.ones((length, length), bool))
         window = self.windows[int(layer)] if self.windows else None
-        seen = seen if window is None else jnp.triu(seen, 1 - window)
+        if window is not None:
+            seen &= jnp.triu(jnp.ones_like(seen), 1 - window)
+        scores *= head_dim**-0.5
+        if self.soft_cap is not None:
+            scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
         weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
         out = jnp.einsum(
             "bhgqk,bkhd->bqhgd", weights.astype(v.dtype), v, precision=precision, preferred_element_type=jnp.float32

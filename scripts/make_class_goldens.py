@@ -64,6 +64,7 @@ OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "Mistral": {"sliding_window": 40},
     "Olmo2": {"attention_bias": True},
     "Olmo3": {
+        "num_hidden_layers": 4,
         "attention_bias": True,
         "sliding_window": 40,
         "rope_parameters": {
@@ -170,8 +171,8 @@ GEMMA3_VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 OLMO3_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "the class's base": {"rope_parameters": None, "rope_theta": 500000.0},
-    "layer types": {"layer_types": [FULL, SLIDING, FULL]},
-    "yarn": {"layer_types": [FULL, SLIDING, FULL], "rope_scaling": YARN},
+    "layer types": {"layer_types": [FULL, SLIDING, FULL, FULL]},
+    "yarn": {"layer_types": [FULL, SLIDING, FULL, FULL], "rope_scaling": YARN},
 }
 NOT_OF_CLASS = {"Gemma2": {"hidden_act"}, "Gemma3": {"hidden_act"}}
 SHAPE = ("architectures", "model_type", "vocab_size", "pad_token_id", "hidden_size", "num_hidden_layers")
