@@ -38,7 +38,7 @@ COMPLETE: Mapping[str, Any] = {
     "bos_token_id": 5,
     "eos_token_id": [6, 7],
 }
-OF_GEMMA: Mapping[str, Any] = {
+OF_GEMMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "hidden_act": None,
     "hidden_activation": "gelu_pytorch_tanh",

@@ -63,7 +63,7 @@ class LocalEngine(Engine):
 
     @property
     def context_reason(self) -> str:
-        """Why a context may have so many tokens, where that is neither a setting nor the model's positions; or empty."""
+        """Why a context may have so many tokens, where neither a setting nor the model's positions say it; or empty."""
         return self._config.context_reason
 
     @property

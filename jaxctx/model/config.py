@@ -130,7 +130,7 @@ class ModelConfig:
         return replace(self, layer_attention=long, max_positions=self.declared_positions, declared_positions=None)
 
     def context_reason(self, tokens: int) -> str:
-        """Why contexts have up to so many tokens and no more, or what that changes, in words; empty: nothing is special."""
+        """Why contexts have so many tokens at most, or what is special about that, in words; empty: nothing."""
         scaling = self._long_rope
         if scaling is not None and scaling.takes_long_factors:
             return f"for which all take LongRoPE's long factors, as beyond {scaling.original_max_positions}"

@@ -34,8 +34,8 @@ def _olmo(read: Reader, config: ModelConfig) -> ModelConfig:
 def _attention_of_3(read: Reader, head_dim: int) -> tuple[LayerAttention, ...]:
     theta, sliding = read.number("rope_theta", *rope.ROPE_THETA), read.inner("rope_parameters").inner(SLIDING)
     if theta != THETA_OF_3 and "rope_theta" not in sliding.raw:
-        why = f"{theta:g}, but transformers takes {THETA_OF_3:g} for layers with a window; say it in {sliding.prefix[:-1]}"
-        read.refuse("rope_theta", why)
+        other = f"transformers takes {THETA_OF_3:g} for layers with a window"
+        read.refuse("rope_theta", f"{theta:g}, but {other}; say theirs in {sliding.prefix[:-1]}")
     embeddings = rope.read_rope_of_kinds(read, head_dim, {FULL: theta, SLIDING: THETA_OF_3})
     layers = range(read.size("num_hidden_layers"))
     kinds = fields.layer_types(read) or [SLIDING if (layer + 1) % 4 else FULL for layer in layers]

@@ -36,7 +36,7 @@ class Attention(nnx.Module):
         self.query_scale = 1.0 if wanted is None else wanted * math.sqrt(config.head_dim)
 
     def __call__(self, x: Float32[Array, "rows embed"], rotation: RopeCosSin | None) -> tuple[jax.Array, ...]:
-        """Query, key and value, float32 `[rows, heads or kv_heads, head_dim]`. `rotation`: None: positions do not tell."""
+        """Query, key and value, float32 `[rows, heads or kv_heads, head_dim]`. `rotation`: None in a layer without."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.norm_over == "all_heads":
             q, k = self._normalize(q, k)
@@ -48,8 +48,9 @@ class Attention(nnx.Module):
         return (q if self.query_scale == 1.0 else q * self.query_scale), k, v
 
     def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Over the last axis: that of a head, or of all heads, whose squares XLA sums over the devices they are on."""
-        assert self.q_norm is not None and self.k_norm is not None
+        """Over the last axis: of a head, or of all heads, whose squares XLA sums over the devices they are on."""
+        assert self.q_norm is not None
+        assert self.k_norm is not None
         return self.q_norm(q), self.k_norm(k)
 
     def project_output(

@@ -68,7 +68,8 @@ def _yarn_ramp(scaling: RopeScaling, theta: float, rotated: int) -> Frequencies:
     first, last = max(first, 0), min(last, rotated - 1)
     width = 0.001 if first == last else last - first
     ramp = (np.arange(rotated // 2).astype(np.float32) - np.float32(first)) / np.float32(width)
-    return np.clip(ramp, 0.0, 1.0)
+    clipped: Frequencies = np.clip(ramp, 0.0, 1.0)
+    return clipped
 
 
 def cos_sin(rope: RopeConfig, head_dim: int, positions: Int32[Array, " rows"]) -> RopeCosSin:

@@ -1,7 +1,5 @@
 """A decoder split into a static part and a flat tuple of arrays, and merged again while a step is traced."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
