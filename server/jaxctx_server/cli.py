@@ -230,7 +230,7 @@ def plan(config: "PlanConfig") -> int:
 
 def check(config: "CheckConfig") -> int:
     """Compare the kernels of this device with the reference; the status says whether they are equal."""
-    from jaxctx.engine.runner.kernel_report import Verdict
+    from jaxctx.engine.runner.check.report import Verdict
     from jaxctx_server.kernel_check import check_apart, report_lines
 
     report = check_apart(config, lambda line: print(line, file=sys.stderr, flush=True))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TypeAlias
 
-from jaxctx.engine.runner.kernel_report import CaseReport, Difference, KernelReport, Verdict
+from jaxctx.engine.runner.check.report import CaseReport, Difference, KernelReport, Verdict
 from jaxctx_server.config import CheckConfig
 from jaxctx_server.errors import CHECK, StartError
 

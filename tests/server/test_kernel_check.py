@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from jaxctx.engine.runner.kernel_report import CaseReport, KernelReport, Timing, Verdict
+from jaxctx.engine.runner.check.report import CaseReport, KernelReport, Timing, Verdict
 from jaxctx_server import kernel_check
 from jaxctx_server.cli import main
 from jaxctx_server.config import CheckConfig
 from jaxctx_server.errors import CHECK, MODEL, OK, USAGE, StartError
 from jaxctx_server.kernel_check import Begun, Finished, Refused, check_apart, how_it_ended, report_lines
-from tests.jaxctx.engine.runner.test_kernel_report import EMPTY, case
+from tests.jaxctx.engine.runner.check.test_report import EMPTY, case
 
 REPORT = replace(
     EMPTY,

@@ -7,10 +7,10 @@ compiles a whole step: with a kernel that does not compile there would be none.
 import logging
 
 from jaxctx.engine.attention import AttentionChoice, AttentionMode, AttentionReason
-from jaxctx.engine.runner.check_memory import CheckMemory, key_of
+from jaxctx.engine.runner.check.comparison import check_kernels
+from jaxctx.engine.runner.check.remembered import CheckMemory, key_of
+from jaxctx.engine.runner.check.report import KernelReport, Verdict
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.kernel_check import check_kernels
-from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
 from jaxctx.errors import InvalidArgument
 from jaxctx_kernels import KernelChoice
 

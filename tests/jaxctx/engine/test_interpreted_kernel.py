@@ -18,7 +18,7 @@ from jaxctx.engine.factory import ServedModel, open_engine
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner import compiled_model, page_functions
 from jaxctx.engine.runner.attention_choice import choose_attention
-from jaxctx.engine.runner.check_memory import CheckMemory
+from jaxctx.engine.runner.check.remembered import CheckMemory
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.model.config import ModelConfig
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams

@@ -14,10 +14,10 @@ from jaxctx.engine.attention import AttentionChoice, AttentionMode, AttentionRea
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import attention_choice
 from jaxctx.engine.runner.attention_choice import choose_attention, kernel_of, require_kernel, unchecked, wanted_kernel
-from jaxctx.engine.runner.check_memory import CheckMemory, key_of
+from jaxctx.engine.runner.check.comparison import empty_report
+from jaxctx.engine.runner.check.remembered import CheckMemory, key_of
+from jaxctx.engine.runner.check.report import CaseReport, Difference, KernelReport, Verdict
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.kernel_check import empty_report
-from jaxctx.engine.runner.kernel_report import CaseReport, Difference, KernelReport, Verdict
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.errors import InvalidArgument
 from jaxctx_kernels import KernelChoice

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner.check_memory import CheckMemory, key_of
+from jaxctx.engine.runner.check.remembered import CheckMemory, key_of
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx_kernels import KernelChoice
 from tests.echo import EchoModel

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import jaxctx_kernels
+from jaxctx.engine.runner.check.comparison import empty_report
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.json_file import read_object, write_object
-from jaxctx.engine.runner.kernel_check import empty_report
 
 MOST_STARTS = 2  # that may end within a comparison
 
