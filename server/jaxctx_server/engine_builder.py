@@ -22,6 +22,7 @@ from jaxctx.engine.runner.attention_choice import choose_attention, kernel_of, r
 from jaxctx.engine.runner.check.comparison import OnCase, check_kernels
 from jaxctx.engine.runner.check.remembered import CheckMemory
 from jaxctx.engine.runner.check.report import KernelReport, Verdict
+from jaxctx.engine.runner.check.time_limit import NeverEnds
 from jaxctx.engine.runner.check.timing import time_kernels
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.lowering_cache import LoweringCache
@@ -45,7 +46,7 @@ from jaxctx_server.engine_settings import (
     largest_config,
     model_memory,
 )
-from jaxctx_server.errors import MODEL, StartError
+from jaxctx_server.errors import MODEL, NEVER_ENDS, StartError
 from jaxctx_server.progress import Progress
 
 log = logging.getLogger("jaxctx.server")
@@ -172,6 +173,8 @@ def user_errors(model: str | Path | None) -> Iterator[None]:
     except (InvalidArgument, FailedPrecondition, AlreadyExists) as error:
         wrong = "; ".join(f"--{each.field.replace('_', '-')}: {each.description}" for each in error.violations)
         raise StartError(wrong or error.message) from error
+    except NeverEnds as error:
+        raise StartError(f"attention: {error}", NEVER_ENDS) from error
     except OSError as error:
         raise StartError(f"{error.filename or model}: {error.strerror or error}", MODEL) from error
     except jax.errors.JaxRuntimeError as error:
@@ -232,7 +235,7 @@ def _attention(config: ServeConfig, served: ServedModel, mesh: Mesh | None) -> A
     """What is to compute attention. The kernel of an accelerator is compared with the reference first."""
     program = _largest_program(config, served.model, served.params, mesh)
     memory = CheckMemory(None if config.compile_cache is None else config.compile_cache / "kernels")
-    return choose_attention(program, config.attention, memory, served.model_id)
+    return choose_attention(program, config.attention, memory, config.check_timeout_s, served.model_id)
 
 
 def _fitting_sizes(

@@ -16,6 +16,7 @@ class Verdict(enum.StrEnum):
     DIFFERS = "differs"
     DOES_NOT_COMPILE = "does not compile"
     CRASHED = "crashed"  # raised an error when it ran, or ended the process
+    NEVER_ENDS = "never ends"  # took longer than the limit
 
 
 @dataclass(frozen=True, slots=True)
