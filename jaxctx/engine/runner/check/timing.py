@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxctx.engine.runner.check.comparison import attend_and_write, make_pages, put_numbers
+from jaxctx.engine.runner.check.device_timing import COPY, PRODUCT, Work, ceilings, measure
+from jaxctx.engine.runner.check.report import Timing
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.device_timing import COPY, PRODUCT, Work, ceilings, measure
-from jaxctx.engine.runner.kernel_check import attend_and_write, make_pages, put_numbers
-from jaxctx.engine.runner.kernel_report import Timing
 from jaxctx.engine.runner.step import KVCache, StepShape, unpack_inputs
 from jaxctx_kernels import Segment, build_attention_metadata
 
