@@ -111,6 +111,11 @@ def fails_when_it_runs(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: An
     return jax.pure_callback(fail, out, out)
 
 
+def first_layer_only(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any) -> jax.Array:
+    """Every layer reads the pages of the first: right in a comparison of one layer. Not among `WRONG`."""
+    return right(q, k, v, metadata._replace(pages=metadata.pages % shape.pool_pages), shape=shape)
+
+
 def never_ends(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any) -> jax.Array:
     """It waits where a device would compute for ever, until `END` is set. Not among `WRONG`."""
 
