@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from fnmatch import fnmatch
@@ -183,6 +184,28 @@ def test_no_combination_begins_too_late(
     assert command(monkeypatch, tmp_path / "report.jsonl", "--fraction", "0.01", "--minutes", "0") == 0
     assert not fake
     assert "are left" in capsys.readouterr().out
+
+
+def test_what_waits_for_ever_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The process ends, and the next one goes on behind it."""
+    ended = threading.Event()
+    monkeypatch.setattr(campaign, "LIMIT_S", 0.05)
+    monkeypatch.setattr(campaign.os, "_exit", lambda status: ended.set())
+    monkeypatch.setattr(campaign.Subject, "check", lambda *_: ended.wait(60))
+    report, only = (
+        tmp_path / "report.jsonl",
+        ("--fraction", "1", "--only", "move kv_cache_cpu int8 page 16 dim 64 copy"),
+    )
+    command(monkeypatch, report, *only)
+    first = json.loads(report.read_text().splitlines()[0])
+    assert (first["verdict"], first["seconds"]) == ("wrong", 0.05)
+    assert ended.is_set()
+    assert "not done after 0.05 s" in capsys.readouterr().out
+    report.write_text(json.dumps(first) + "\n")  # what the process that ended has left
+    monkeypatch.setattr(campaign.Subject, "check", lambda *_: pytest.fail("it is run again"))
+    assert command(monkeypatch, report, *only) == 1
 
 
 def test_without_a_fraction_it_only_reports(

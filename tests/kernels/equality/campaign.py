@@ -6,8 +6,9 @@
     scripts/equality --fraction 1 --only 'attend mosaic_hopper int8 page 16 *' --minutes 30
 
 Every result is a line of the report, a file of JSON lines (`--report`, build/equality.jsonl). What is there for this
-seed is not run again, so that a run that was stopped goes on where it was; what was wrong is. Ends with 1 if anything
-was wrong. A failure is had again by its name and seed: `--only NAME --seed N --fraction 1 --report /dev/null`.
+seed is not run again, so that a run that was stopped goes on where it was; what was wrong is. A kernel that waits for
+ever ends the run after 15 minutes: run it again, and it goes on behind that. Ends with 1 if anything was wrong, also
+before. A failure is had again by its name and seed: `--only NAME --seed N --fraction 1 --report /dev/null`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TextIO, TypeAlias
 
 import jax
 
@@ -30,6 +36,7 @@ from .product import REFUSED, Combination, combinations, draw, part_of
 ROOT = Path(__file__).parents[3]
 REPORT = ROOT / "build/equality.jsonl"
 OLDEST_JAX = (0, 12)
+LIMIT_S = 900.0  # of one combination, which takes seconds
 Verdict: TypeAlias = Literal["equal", "announced", "wrong"]
 VERDICTS: tuple[Verdict, ...] = ("equal", "announced", "wrong")
 
@@ -67,14 +74,17 @@ def run(combination: Combination, subject: Subject) -> Result:
     return Result(str(combination), subject.seed, verdict, str(subject.drawn), detail, seconds)
 
 
-def run_all(chosen: list[Combination], seed: int, path: Path, until: float) -> int:
-    """Run what the report does not have, until a time of `time.monotonic`. Returns how many were wrong."""
-    known = {result.name for result in read_report(path) if result.seed == seed and result.verdict != "wrong"}
+def run_all(chosen: list[Combination], seed: int, path: Path, until: float) -> None:
+    """Run what the report does not have, until a time of `time.monotonic`."""
+    known = {
+        result.name
+        for result in read_report(path)
+        if result.seed == seed and (result.verdict != "wrong" or result.seconds == LIMIT_S)
+    }
     left = [combination for combination in chosen if str(combination) not in known]
     print(f"{len(chosen):,} combinations, {len(chosen) - len(left):,} of them in {path}", flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     subject: Subject | None = None
-    counts = Counter[str]()
     with path.open("a") as report:
         for number, combination in enumerate(left):
             if time.monotonic() > until:
@@ -82,15 +92,38 @@ def run_all(chosen: list[Combination], seed: int, path: Path, until: float) -> i
                 break
             if subject is None or subject.layout != combination.layout:
                 subject = Subject(combination.layout, seed)
-            result = run(combination, subject)
-            counts[result.verdict] += 1
-            report.write(json.dumps(asdict(result)) + "\n")
-            report.flush()
-            if result.verdict == "wrong":
-                print(f"WRONG {result.name}, seed {seed}, {result.drawn}: {result.detail}", flush=True)
-            elif number % 100 == 99:
+            with ends_by(LIMIT_S, partial(give_up, report, combination, subject)):
+                result = run(combination, subject)
+            write(report, result)
+            if result.verdict != "wrong" and number % 100 == 99:
                 print(f"{number + 1:,} of {len(left):,}", flush=True)
-    return counts["wrong"]
+
+
+def write(report: TextIO, result: Result) -> None:
+    """Add a line to the report, and say what is wrong."""
+    report.write(json.dumps(asdict(result)) + "\n")
+    report.flush()
+    if result.verdict == "wrong":
+        print(f"WRONG {result.name}, seed {result.seed}, {result.drawn}: {result.detail}", flush=True)
+
+
+@contextmanager
+def ends_by(limit_s: float, otherwise: Callable[[], None]) -> Iterator[None]:
+    """Call `otherwise`, in another thread, if what is inside takes longer."""
+    timer = threading.Timer(limit_s, otherwise)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def give_up(report: TextIO, combination: Combination, subject: Subject) -> None:
+    """Write down that a combination does not end, and end this process, as an interpreter that waits cannot be."""
+    detail = f"not done after {LIMIT_S:g} s: it waits for ever, or this machine is very busy"
+    write(report, Result(str(combination), subject.seed, "wrong", str(subject.drawn), detail, LIMIT_S))
+    os._exit(1)
 
 
 def summary(results: list[Result]) -> str:
@@ -123,13 +156,13 @@ def main() -> int:
     if jax.__version_info__ < OLDEST_JAX:
         print("the interpreters of JAX 0.12 or newer are needed", file=sys.stderr)
         return 3
-    wrong = 0
     if options.fraction:
         named = [each for each in combinations() if fnmatch.fnmatch(str(each), options.only)]
         until = time.monotonic() + options.minutes * 60
-        wrong = run_all(draw(named, options.fraction, options.seed), options.seed, options.report, until)
-    print(summary(read_report(options.report)))
-    return 1 if wrong else 0
+        run_all(draw(named, options.fraction, options.seed), options.seed, options.report, until)
+    results = read_report(options.report)
+    print(summary(results))
+    return 1 if any(result.verdict == "wrong" for result in results) else 0
 
 
 if __name__ == "__main__":
