@@ -114,16 +114,22 @@ BATCHES: dict[str, Callable[[Forest], None]] = {
 
 
 def visible_slots(
-    segments: list[Segment], page_size: int, pool_pages: int, mask: np.ndarray | None = None
+    segments: list[Segment],
+    page_size: int,
+    pool_pages: int,
+    window: int | None = None,
+    mask: np.ndarray | None = None,
 ) -> np.ndarray:
     """bool `[pages, page_size]`: the slots that some row sees. `mask`: as that of `dense_attention`."""
     seen = np.zeros((pool_pages, page_size), np.bool_)
     for s in segments:
-        token = np.arange(s.position + s.rows)
+        token = np.arange(0 if window is None else max(0, s.position + 1 - window), s.position + s.rows)
         if mask is not None:
-            rows = np.arange(s.rows)
-            of_rows = mask[s.first_row + rows, : len(token)] & (token <= s.position + rows[:, None])
-            token = np.flatnonzero(of_rows.any(0))
+            own = s.position + np.arange(s.rows)[:, None]
+            sees = mask[s.first_row : s.first_row + s.rows][:, token] & (token <= own)
+            if window is not None:
+                sees &= token > own - window
+            token = token[sees.any(0)]
         seen[s.pages[token // page_size], token % page_size] = True
     return seen
 
@@ -135,6 +141,8 @@ def dense_attention(
     segments: list[Segment],
     page_size: int,
     mask: np.ndarray | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> np.ndarray:
     """float64 `[rows, heads, head_dim]` from pages `[kv_heads, pages, page_size, head_dim]`, row by row."""
     rows, heads, dim = q.shape
@@ -145,9 +153,12 @@ def dense_attention(
             token = np.arange(s.position + r - s.first_row + 1)
             if mask is not None:
                 token = token[mask[r, : len(token)]]
+            if window is not None:
+                token = token[token > s.position + r - s.first_row - window]
             page, offset = s.pages[token // page_size], token % page_size
             for h in range(heads) if len(token) else ():
                 score = k[h // group, page, offset] @ q[r, h] * dim**-0.5
+                score = score if soft_cap is None else soft_cap * np.tanh(score / soft_cap)
                 weight = np.exp(score - score.max())
                 out[r, h] = weight @ v[h // group, page, offset] / weight.sum()
     return out

@@ -92,6 +92,7 @@ def test_trees_fit_their_pool(rng: Generator, name: str, page_size: int) -> None
     assert (rows == 0) == (name == "nothing")
     if name not in MASKED:
         assert tree.mask is None
+        assert (tree.window is not None, tree.soft_cap is not None) == (name == "windowed", name == "capped")
         assert tree.visible.reshape(-1)[own].all()
         return
     assert tree.mask is not None
@@ -138,9 +139,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __init__(self, layout: Layout, seed: int) -> None:
             self.layout, self.seed, self.drawn = layout, seed, "nothing"
 
-        def check(self, case: str) -> None:
+        def check(self, case: str) -> bool:
             checked.append(f"{self.layout} {case}")
             assert case != "decoding", "not equal"
+            return case == REFUSED
 
     monkeypatch.setattr(campaign, "Subject", Fake)
     return checked

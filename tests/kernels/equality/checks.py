@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -23,10 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.engine.runner.kernel_cases import stored_pages
-from jaxctx.engine.runner.kernel_check import POISON
+from jaxctx.engine.runner.check.cases import stored_pages
+from jaxctx.engine.runner.check.comparison import POISON
 from jaxctx_kernels import (
     KernelChoice,
+    KernelName,
     KVPages,
     MetadataShape,
     QuantizedKV,
@@ -97,14 +98,21 @@ class Subject:
     def __post_init__(self) -> None:
         jax.clear_caches()  # traces depend on what is patched; and programs are many
         self.drawn = Drawn.make(self.layout, self.seed)
-        self.choice: KernelChoice = select_kernel(self.layout.of.device, self.struct(4), self.layout.group)
-        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self.choice = self.choose()
+        self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def struct(self, pages: int) -> Any:
         return self.layout.struct(self.drawn.kv_heads, pages)
 
-    def check(self, case: str) -> None:
-        """Raises AssertionError, or whatever a kernel or interpreter raises, if it is wrong."""
+    def choose(self, *, windowed: bool = False, capped: bool = False) -> KernelChoice:
+        """What a server would take."""
+        return select_kernel(self.layout.of.device, self.struct(4), self.layout.group, windowed=windowed, capped=capped)
+
+    def check(self, case: str) -> bool:
+        """Raises AssertionError, or whatever a kernel or interpreter raises, if it is wrong.
+
+        Returns whether it is announced that another implementation serves this, which then was checked.
+        """
         name = str(Combination(self.layout, case))
         rng = generator(self.seed, name)
         if case == REFUSED:
@@ -112,19 +120,14 @@ class Subject:
             case = str(rng.choice(CASES[self.layout.task]))
             print(f"{name}: {self.choice.name} is checked with {case}")
         with interpreted(self):
-            CHECKS[self.layout.task](self, rng, case)
+            name_of_kernel = CHECKS[self.layout.task](self, rng, case)
+        return name_of_kernel != self.layout.of.chosen and self.layout.kernel != "kv_cache_gpu"
 
-    @property
-    def shape(self) -> MetadataShape:
-        """Of a step's metadata."""
-        pages, size = POOL_PAGES[self.layout.page_size], self.layout.page_size
-        return metadata_shape(self.drawn.rows, size, pages * size, pages, self.choice.name, self.choice.processors)
-
-    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What `function`, of this module, returns for arguments of numpy; compiled once for each of their shapes."""
-        if function not in self._compiled:
-            self._compiled[function] = jax.jit(partial(function, self))
-        return jax.block_until_ready(self._compiled[function](*jax.tree.map(jnp.asarray, arguments)))
+    def run(self, function: Callable[..., Any], static: Any, *arguments: Any) -> Any:
+        """What `function` returns for `static` and arguments of numpy; compiled once for each of their shapes."""
+        if (function, static) not in self._compiled:
+            self._compiled[function, static] = jax.jit(partial(function, static))
+        return jax.block_until_ready(self._compiled[function, static](*jax.tree.map(jnp.asarray, arguments)))
 
 
 @contextmanager
@@ -170,18 +173,23 @@ def random_numbers(rng: Generator, layout: Layout, scale: float, *shape: int) ->
 # Attention
 
 
-def check_attention(subject: Subject, rng: Generator, case: str) -> None:
+def check_attention(subject: Subject, rng: Generator, case: str) -> KernelName:
     """Rows are written, then attended to; every slot is compared, too."""
     layout, drawn = subject.layout, subject.drawn
-    tree = grow_tree(rng, case, drawn.rows, layout.page_size)
-    struct = subject.struct(POOL_PAGES[layout.page_size])
+    tree, pages = grow_tree(rng, case, drawn.rows, layout.page_size), POOL_PAGES[layout.page_size]
+    choice = subject.choose(windowed=tree.window is not None, capped=tree.soft_cap is not None)
+    assert choice.name == subject.choice.name or (choice.name == "reference" and choice.why_no_kernel), choice
+    shape = metadata_shape(
+        drawn.rows, layout.page_size, pages * layout.page_size, pages, choice.name, choice.processors, tree.window
+    )
+    struct = subject.struct(pages)
     numbers = random_numbers(
         rng,
         layout,
         rng.choice([1, 4]),
         2,
         drawn.kv_heads,
-        POOL_PAGES[layout.page_size],
+        pages,
         layout.page_size,
         layout.head_dim,
     )
@@ -196,11 +204,12 @@ def check_attention(subject: Subject, rng: Generator, case: str) -> None:
     before, after = (tree.visible.reshape(-1) & ~own, tree.visible.reshape(-1) | own)
     output, k_after, v_after = subject.run(
         write_and_attend,
+        Step(shape, tree.soft_cap),
         poisoned(k, before),
         poisoned(v, before),
         *(each.astype(drawn.row_dtype) for each in (q, *rows)),
         tree.slots,
-        packed_metadata(tree.segments, subject.shape),
+        packed_metadata(tree.segments, shape),
         tree.mask,
     )
     check_same_pages(k_after, poisoned(k, after), "keys", tree.slots)
@@ -208,14 +217,23 @@ def check_attention(subject: Subject, rng: Generator, case: str) -> None:
     if isinstance(k_after, QuantizedKV):  # what was written may be rounded otherwise than here
         exact_k, exact_v = dequantized(k_after), dequantized(v_after)
     got = np.asarray(output, np.float64)
-    want = dense_attention(q.astype(np.float64), exact_k, exact_v, tree.segments, layout.page_size, tree.mask)
+    seen = tree.segments, layout.page_size, tree.mask, tree.window, tree.soft_cap
+    want = dense_attention(q.astype(np.float64), exact_k, exact_v, *seen)
     assert not got[is_padding].any(), "rows of padding are not 0"
     of_float32 = "float32" in (layout.dtype, layout.kernel.rpartition("_")[2])
     check_close(got, want, EXACT_PRODUCTS if of_float32 else NARROW_WEIGHTS)
+    return choice.name
+
+
+class Step(NamedTuple):
+    """What a layer is compiled for."""
+
+    shape: MetadataShape
+    soft_cap: float | None
 
 
 def write_and_attend(
-    subject: Subject,
+    step: Step,
     k_pages: KVPages,
     v_pages: KVPages,
     q: jax.Array,
@@ -226,9 +244,10 @@ def write_and_attend(
     mask: jax.Array | None,
 ) -> tuple[jax.Array, KVPages, KVPages]:
     """A layer's part of a step."""
-    k_pages, v_pages = write_rows(k_pages, v_pages, k, v, slots, kernel=subject.choice.name)
-    metadata = unpack_metadata(subject.shape, packed)
-    return attend(q, k_pages, v_pages, metadata, mask, shape=subject.shape), k_pages, v_pages
+    k_pages, v_pages = write_rows(k_pages, v_pages, k, v, slots, kernel=step.shape.kernel)
+    metadata = unpack_metadata(step.shape, packed)
+    output = attend(q, k_pages, v_pages, metadata, mask, shape=step.shape, soft_cap=step.soft_cap)
+    return output, k_pages, v_pages
 
 
 def padding_of(tree: Tree, rows: int) -> np.ndarray:
@@ -299,7 +318,7 @@ def bits(array: Any) -> np.ndarray:
 # Writing and moving pages
 
 
-def check_write(subject: Subject, rng: Generator, case: str) -> None:
+def check_write(subject: Subject, rng: Generator, case: str) -> KernelName:
     """Every slot of the pages, those that are not written too."""
     layout, drawn = subject.layout, subject.drawn
     count = 1 + max(4, 160 // layout.page_size)
@@ -315,16 +334,17 @@ def check_write(subject: Subject, rng: Generator, case: str) -> None:
     after[:, :, slots] = rows
     pages = [stored_pages(each, struct)[0] for each in before]
     want = [stored_pages(each, struct)[0] for each in after.reshape(before.shape)]
-    written = subject.run(write, *pages, *rows.swapaxes(1, 2).astype(drawn.row_dtype), slots)
+    written = subject.run(write, subject.choice.name, *pages, *rows.swapaxes(1, 2).astype(drawn.row_dtype), slots)
     for got, expected, what in zip(written, want, ("keys", "values"), strict=True):
         check_same_pages(got, expected, what, slots)
+    return subject.choice.name
 
 
 def write(
-    subject: Subject, k_pages: KVPages, v_pages: KVPages, k: jax.Array, v: jax.Array, slots: jax.Array
+    kernel: KernelName, k_pages: KVPages, v_pages: KVPages, k: jax.Array, v: jax.Array, slots: jax.Array
 ) -> tuple[KVPages, KVPages]:
     """A layer's write."""
-    return write_rows(k_pages, v_pages, k, v, slots, kernel=subject.choice.name)
+    return write_rows(k_pages, v_pages, k, v, slots, kernel=kernel)
 
 
 WRITTEN_ROWS = 80
@@ -360,9 +380,9 @@ def padding_slots(rng: Generator, page_size: int, pages: int) -> list[int]:
 SLOTS_OF = dict(zip(SLOTS, (prompt_slots, decoding_slots, mixed_slots, padding_slots), strict=True))
 
 
-def check_move(subject: Subject, rng: Generator, case: str) -> None:
+def check_move(subject: Subject, rng: Generator, case: str) -> KernelName:
     """Copies in chains, pages that are read twice, and padding; to the bit."""
-    layout, count = subject.layout, 10
+    layout, count, kernel = subject.layout, 10, subject.choice.name
     shape = (subject.drawn.kv_heads, count, layout.page_size, layout.head_dim)
     held, others = (stored_pages(random_numbers(rng, layout, 40, *shape), subject.struct(count))[0] for _ in "ab")
     moved = int(rng.integers(1, 7))
@@ -371,35 +391,36 @@ def check_move(subject: Subject, rng: Generator, case: str) -> None:
     is_padding = rng.random(moved) < 0.3
     targets[is_padding] = sources[is_padding] = 0
     if case == "read":
-        differ = bits(subject.run(read, held, sources)) != bits(joined(held, sources))
+        differ = bits(subject.run(read, kernel, held, sources)) != bits(joined(held, sources))
         assert not differ.any(), f"{differ.any((1, 2, 3)).sum()} pages that were read differ"
-        return
+        return kernel
     copied = case == "copy"
     read_from = held if copied else others
     got = (
-        subject.run(copy, held, sources, targets)
+        subject.run(copy, kernel, held, sources, targets)
         if copied
-        else subject.run(load, held, targets, list(joined(others, sources)))
+        else subject.run(load, kernel, held, targets, list(joined(others, sources)))
     )
     want = jax.tree.map(np.copy, held)
     for array, source in zip(jax.tree.leaves(want), jax.tree.leaves(read_from), strict=True):
         array[:, targets] = source[:, sources]
     check_same_pages(got, want, "what was moved")
+    return kernel
 
 
-def copy(subject: Subject, pages: KVPages, sources: jax.Array, targets: jax.Array) -> Any:
+def copy(kernel: KernelName, pages: KVPages, sources: jax.Array, targets: jax.Array) -> Any:
     """Pages copied within their arrays."""
-    return copy_pages(pages, sources, targets, kernel=subject.choice.name)
+    return copy_pages(pages, sources, targets, kernel=kernel)
 
 
-def read(subject: Subject, pages: KVPages, ids: jax.Array) -> Any:
+def read(kernel: KernelName, pages: KVPages, ids: jax.Array) -> Any:
     """Pages as they are outside of their arrays."""
-    return read_pages(pages, ids, kernel=subject.choice.name)
+    return read_pages(pages, ids, kernel=kernel)
 
 
-def load(subject: Subject, pages: KVPages, ids: jax.Array, data: list[jax.Array]) -> Any:
+def load(kernel: KernelName, pages: KVPages, ids: jax.Array, data: list[jax.Array]) -> Any:
     """Pages written as `read` returned them."""
-    return write_pages(pages, ids, data, kernel=subject.choice.name)
+    return write_pages(pages, ids, data, kernel=kernel)
 
 
 def joined(pages: Any, ids: np.ndarray) -> np.ndarray:
@@ -411,7 +432,7 @@ def joined(pages: Any, ids: np.ndarray) -> np.ndarray:
     return np.concatenate([np.ascontiguousarray(values).view(np.uint8), of_tokens.reshape(*values.shape[:3], -1)], 3)
 
 
-CHECKS: dict[str, Callable[[Subject, Generator, str], None]] = {
+CHECKS: dict[str, Callable[[Subject, Generator, str], KernelName]] = {
     "attend": check_attention,
     "write": check_write,
     "move": check_move,

@@ -1,4 +1,5 @@
-"""Trees of contexts of one step: those of `builders` over few pages, lone and long rows, and token trees under a mask.
+"""Trees of contexts of one step: those of `builders` over few pages, lone and long rows, token trees under a mask, and
+rows with a sliding window or a soft cap of scores.
 
 Pages of more tokens make trees of fewer pages, so that interpreters have as little to do as shows a mistake: a prefix
 that several rows share has some hundred tokens, enough to be read once for all of them.
@@ -25,7 +26,9 @@ class Tree:
     segments: list[Segment]
     visible: np.ndarray  # bool [pages, page_size]: the slots that some row sees
     slots: np.ndarray  # int32 [rows]: where rows' keys and values go; 0, in the scratch page, for padding
-    mask: np.ndarray | None  # bool [rows, tokens of the pool]: what rows see besides
+    mask: np.ndarray | None = None  # bool [rows, tokens of the pool]: what rows see besides
+    window: int | None = None  # tokens that a row sees at most
+    soft_cap: float | None = None
 
 
 def lone_row(f: Forest) -> None:
@@ -55,9 +58,26 @@ def token_trees(f: Forest) -> None:
     f.add(prefix, 2, 1)
 
 
+def windowed(f: Forest) -> None:
+    """Rows of a shared prefix, of which some see only the end and others nothing, and a chunk far into its context."""
+    prefix = f.pages(14)
+    f.add(prefix, 1, 1)
+    f.add(prefix, 6, 18)
+    f.add(f.pages(0), 20, 7)
+    f.add(prefix, 3, 1)
+
+
+def capped(f: Forest) -> None:
+    """A few rows of each kind."""
+    prefix = f.pages(9)
+    f.add(prefix, 2, 1)
+    f.add(prefix, 2, 6)
+    f.add(f.pages(0), 4, 1)
+
+
 TREES: dict[str, Callable[[Forest], None]] = {
     **BATCHES,
-    **{grow.__name__: grow for grow in (lone_row, split_rows, prompt, token_trees)},
+    **{grow.__name__: grow for grow in (lone_row, split_rows, prompt, token_trees, windowed, capped)},
 }
 MASKED = ("token_trees",)
 
@@ -67,10 +87,17 @@ def grow_tree(rng: Generator, name: str, rows: int, page_size: int) -> Tree:
     forest = Forest(rng, rows, page_size, POOL_PAGES[page_size], page_units=page_size // 16)
     TREES[name](forest)
     forest.spread()
-    tokens = POOL_PAGES[page_size] * page_size
-    mask = token_tree_mask(rng, forest.segments, rows, tokens) if name in MASKED else None
-    visible = visible_slots(forest.segments, page_size, POOL_PAGES[page_size], mask)
-    return Tree(forest.segments, visible, own_slots(forest.segments, rows, page_size), mask)
+    segments, pages = forest.segments, POOL_PAGES[page_size]
+    mask = token_tree_mask(rng, segments, rows, pages * page_size) if name in MASKED else None
+    window = int(rng.integers(1, 200)) if name == windowed.__name__ else None
+    return Tree(
+        segments=segments,
+        visible=visible_slots(segments, page_size, pages, window, mask),
+        slots=own_slots(segments, rows, page_size),
+        mask=mask,
+        window=window,
+        soft_cap=float(rng.uniform(1, 30)) if name == capped.__name__ else None,
+    )
 
 
 def token_tree_mask(rng: Generator, segments: list[Segment], rows: int, tokens: int) -> np.ndarray:
