@@ -21,7 +21,7 @@ from jaxctx.model.functional import abstract
 from jaxctx.model.weights import read_config
 
 SHARE = 0.9  # of what is left, for pages
-FEW_PAGES = 16
+FEW_PAGES = 8
 MEBIBYTE = 1 << 20
 PACKED_SLACK = MEBIBYTE  # of a step's packed numbers, which a plan counts among the weights: 4 bytes for a page and row
 TEMPORARIES_SLACK = 1.02  # for the work list of more pages
@@ -31,6 +31,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.timeout(3600)  # five compilations of 32 layers: some minutes of a core
 @pytest.mark.parametrize("target", list(CONFIGS))
 def test_an_8b_model_takes_what_its_plan_says(target: str) -> None:
     if jax.__version_info__ < (0, 11, 2) or find_spec(TARGETS[target].module) is None:
