@@ -81,6 +81,11 @@ class LocalEngine(Engine):
         """What computes attention on the engine's device, and why."""
         return self.core.runner.attention
 
+    @property
+    def attention_status(self) -> types.Attention | None:  # type: ignore[override]
+        """The same for those who ask the engine."""
+        return self.attention.as_status()
+
     def start(self) -> None:
         """Start the threads."""
         self._background_compiler.start()

@@ -19,8 +19,8 @@ import numpy as np
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import step
+from jaxctx.engine.runner.check.device_timing import Work
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.device_timing import Work
 from jaxctx.engine.runner.step import StepShape, write_metadata
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.decoder import Decoder

@@ -194,7 +194,7 @@ class Server:
         """What a server of this engine serves. An engine of a router that has a store drains by leaving that first."""
         limits = Limits.of(engine.info, queue_limit=self._config.queue_limit)
         settings = program_settings(self._config)
-        state = ServingState.of(engine, text, limits, settings=settings, attention=engine.attention)
+        state = ServingState.of(engine, text, limits, settings=settings)
         if not self._config.router or not self._config.store:
             return state
         return replace(state, drain=partial(self._leave_and_drain, self._config.router, state))

@@ -38,7 +38,10 @@ def test_equals_float64_loops(kv_heads, sequences):
 @pytest.mark.parametrize("soft_cap", [None, 0.5])
 def test_each_layer_has_its_window(soft_cap):
     """Of one token, of some, of more than there are, and none."""
-    q, k, v = (jax.random.normal(key, (7, n, 16)) for key, n in zip(jax.random.split(jax.random.key(1), 3), (4, 2, 2)))
+    q, k, v = (
+        jax.random.normal(key, (7, n, 16))
+        for key, n in zip(jax.random.split(jax.random.key(1), 3), (4, 2, 2), strict=True)
+    )
     windows = (1, 3, 9, None)
     backend = DenseCausal(windows=windows, soft_cap=soft_cap)
     for layer, window in enumerate(windows):

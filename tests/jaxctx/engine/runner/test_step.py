@@ -104,7 +104,7 @@ class TestMetadataOfEachKind:
         assert self.pages(shape, views) == [[1, 2, 3, 4, 5, 6, 7], [6, 7], [6, 7]]
 
     def test_under_masks_by_positions(self) -> None:
-        """The lowest row stands at 40, and four tokens of the third page at what the window just reaches, and beyond."""
+        """The lowest row stands at 40; a token of the third page is just outside of its window, and just within."""
         shape = step_shape(mask_words=4, windows=(None, 20))
         views = unpack_inputs(np.zeros(shape.size, np.int32), shape)
         views.positions[:4] = [60, 40, 41, 100]

@@ -16,17 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.device_timing import COPY, PRODUCT, Work, ceilings, measure
-from jaxctx.engine.runner.kernel_cases import first_visible
-from jaxctx.engine.runner.kernel_check import (
+from jaxctx.engine.runner.check.cases import first_visible
+from jaxctx.engine.runner.check.comparison import (
     OneLayer,
     attend_and_write,
     make_pages,
     one_layer_of_each_kind,
     put_numbers,
 )
-from jaxctx.engine.runner.kernel_report import Timing
+from jaxctx.engine.runner.check.device_timing import COPY, PRODUCT, Work, ceilings, measure
+from jaxctx.engine.runner.check.report import Timing
+from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.step import KVCache, StepShape, unpack_inputs, write_metadata
 from jaxctx.model.interface import KVSpec
 from jaxctx_kernels import Segment

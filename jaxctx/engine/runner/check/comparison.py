@@ -2,7 +2,7 @@
 
 Nobody had this chip when the kernels were written. So what the engine will run (the smallest and the largest step, its
 page size, types, heads, and the mesh) attends to batches that were made for it, through `PagedAttention` as in a step,
-which also writes the rows' keys and values. Each batch of `kernel_cases` goes through
+which also writes the rows' keys and values. Each batch of `cases` goes through
 
     the reference on this device    compared with float64 on the host, for some rows
     the kernel on this device       compared with the reference, and with float64 for some rows
@@ -12,7 +12,7 @@ and written as between steps, with what suits the kernel, and every slot is comp
 pages and no weights; compiled functions come from the compilation cache where they are in it. Exceptions of the
 compiler and of the device become verdicts. What ends the process (a compiler that aborts, a fault on the device that
 takes the runtime along) cannot be caught here: `jaxctx-serve check` runs in a process of its own therefore, and
-`check_memory` remembers a start that ended within it.
+`remembered` keeps a start that ended within it.
 """
 
 import os
@@ -30,8 +30,7 @@ import numpy as np
 from jax.sharding import Mesh, Sharding
 
 from jaxctx.engine.runner import page_functions
-from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.kernel_cases import (
+from jaxctx.engine.runner.check.cases import (
     Array,
     Batch,
     Numbers,
@@ -42,7 +41,7 @@ from jaxctx.engine.runner.kernel_cases import (
     pages_for,
     stored_pages,
 )
-from jaxctx.engine.runner.kernel_report import (
+from jaxctx.engine.runner.check.report import (
     CaseReport,
     Device,
     Difference,
@@ -51,6 +50,7 @@ from jaxctx.engine.runner.kernel_report import (
     Tolerance,
     Verdict,
 )
+from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.step import KVCache, PagedAttention, StepShape, unpack_inputs, write_metadata
 from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import query_head_order
