@@ -49,7 +49,7 @@ def test_an_engine_compiles_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax.stages.Lowered, "compile", note)
     runner = ModelRunner(*init_random(TINY, seed=0, dtype="float32"), CONFIG)
     runner._compile(StateFunction.LOAD_ALLOWED)
-    program: CompiledModel = runner._compiled_model
+    program: CompiledModel = runner.program
     assert given == [program.compiler_options] == [compiler_options(jax.devices()[0].platform)]
     memory_analysis(program.lower(StateFunction.LOAD_ALLOWED), program.compiler_options)
     assert given[1] == {**given[0], "xla_gpu_autotune_level": 0}
