@@ -121,7 +121,7 @@ def built(raw: Mapping[str, Any]) -> dict[str, Any] | None:
         "qkv_bias": attention.q_proj.bias is not None,
         "out_bias": attention.o_proj.bias is not None,
         "ffn_bias": layer.mlp.gate_proj.bias is not None,
-        "qk_norm": hasattr(attention, "q_norm"),
+        "query_key_norm": "head" if hasattr(attention, "q_norm") else "none",
         "tied": model.config.tie_word_embeddings,
         "bos_token_id": config.bos_token_id,
         "eos_token_ids": eos if isinstance(eos, list) else [] if eos is None else [eos],

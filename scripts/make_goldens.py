@@ -16,48 +16,70 @@ import itertools
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from checkpoints import hf_config, write_random
-
-from jaxctx.model.config import ModelConfig, RopeScaling
+from checkpoints import write_random
 
 GOLDENS = Path(__file__).parent.parent / "tests" / "goldens"
 PROMPTS = (1, 15, 16, 17, 500)  # tokens
 GREEDY = 64  # tokens
 MARGIN = 2e-4  # least lead of a greedy token, relative to the largest logit
 
-SMALL = {"vocab_size": 320, "width": 64, "layers": 2, "heads": 8, "ffn": 160, "max_positions": 2048}
-LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 256)  # one of four frequencies is blended
+SMALL = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "intermediate_size": 160,
+    "max_position_embeddings": 2048,
+}
+LLAMA3 = {  # one of four frequencies is blended
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+MILLION = {"rope_type": "default", "rope_theta": 1e6}
 
 
-def shape(architecture: str, **fields: object) -> ModelConfig:
-    return ModelConfig(**{**SMALL, "architecture": f"{architecture}ForCausalLM", **fields})  # type: ignore[arg-type]
+def shape(architecture: str, *, kv_heads: int, head_dim: int, **fields: object) -> dict[str, Any]:
+    """A small config.json of this class, with these fields."""
+    names = {
+        "architectures": [f"{architecture}ForCausalLM"],
+        "model_type": architecture.lower(),
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+    return SMALL | names | fields
 
 
-SHAPES = {
-    "llama_gqa1_llama3": shape("Llama", kv_heads=8, head_dim=8, rope_theta=5e5, rope_scaling=LLAMA3),
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama_gqa1_llama3": shape("Llama", kv_heads=8, head_dim=8, rope_parameters=LLAMA3),
     "llama_gqa8_biases_linear_tied": shape(
         "Llama",
         kv_heads=1,
         head_dim=16,
-        qkv_bias=True,
-        out_bias=True,
-        ffn_bias=True,
-        rope_scaling=RopeScaling("linear", 4.0),
-        tied=True,
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters=LINEAR,
+        tie_word_embeddings=True,
     ),
-    "mistral_gqa4_wide_heads": shape("Mistral", kv_heads=2, head_dim=32, norm_eps=1e-5),
-    "mistral_gqa1_tied": shape("Mistral", kv_heads=8, head_dim=8, tied=True),
-    "qwen2_gqa4_tied": shape("Qwen2", kv_heads=2, head_dim=8, qkv_bias=True, rope_theta=1e6, tied=True),
-    "qwen2_gqa8": shape("Qwen2", kv_heads=1, head_dim=8, qkv_bias=True, rope_theta=1e6),
-    "qwen3_gqa8_wide_heads": shape("Qwen3", kv_heads=1, head_dim=32, qk_norm=True, rope_theta=1e6),
-    "qwen3_gqa1_narrow_heads_tied": shape("Qwen3", kv_heads=8, head_dim=4, qk_norm=True, tied=True),
+    "mistral_gqa4_wide_heads": shape("Mistral", kv_heads=2, head_dim=32, rms_norm_eps=1e-5, sliding_window=None),
+    "mistral_gqa1_tied": shape("Mistral", kv_heads=8, head_dim=8, sliding_window=None, tie_word_embeddings=True),
+    "qwen2_gqa4_tied": shape("Qwen2", kv_heads=2, head_dim=8, rope_parameters=MILLION, tie_word_embeddings=True),
+    "qwen2_gqa8": shape("Qwen2", kv_heads=1, head_dim=8, rope_parameters=MILLION),
+    "qwen3_gqa8_wide_heads": shape("Qwen3", kv_heads=1, head_dim=32, rope_parameters=MILLION),
+    "qwen3_gqa1_narrow_heads_tied": shape("Qwen3", kv_heads=8, head_dim=4, tie_word_embeddings=True),
 }
+"""What config.json says of each."""
 
 
 def main() -> None:
@@ -65,13 +87,13 @@ def main() -> None:
     for name in sys.argv[1:] or SHAPES:
         config = SHAPES[name]
         seed, golden = first_without_ties(config)
-        raw = json.dumps(hf_config(config))
+        raw = json.dumps(config)
         arrays: dict[str, Any] = {"config": np.array(raw), "seed": np.array(seed), **golden}
         np.savez_compressed(GOLDENS / f"{name}.npz", **arrays)
         print(f"{name}: {(GOLDENS / f'{name}.npz').stat().st_size} bytes")
 
 
-def first_without_ties(config: ModelConfig) -> tuple[int, dict[str, np.ndarray]]:
+def first_without_ties(config: Mapping[str, Any]) -> tuple[int, dict[str, np.ndarray]]:
     """The first seed from 1 on whose greedy choices are no ties, and its arrays."""
     for seed in itertools.count(1):
         golden = compute(config, seed)
@@ -80,7 +102,7 @@ def first_without_ties(config: ModelConfig) -> tuple[int, dict[str, np.ndarray]]
     raise AssertionError("itertools.count ended")
 
 
-def compute(config: ModelConfig, seed: int) -> dict[str, np.ndarray] | None:
+def compute(config: Mapping[str, Any], seed: int) -> dict[str, np.ndarray] | None:
     """The arrays of a golden file, or None if a greedy choice is nearly a tie."""
     with tempfile.TemporaryDirectory() as checkpoint:
         write_random(checkpoint, config, seed=seed)

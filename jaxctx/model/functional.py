@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxctx.model.config import ModelConfig
-from jaxctx.model.decoder import Axes, Decoder
+from jaxctx.model.decoder import Decoder
 from jaxctx.model.interface import AttentionBackend, KVSpec
+from jaxctx.model.layers.linear import Axes
 from jaxctx.model.products import QuantizedWeight
 
 EIGHT_BITS = {"int8": jnp.dtype("int8"), "float8_e4m3fn": jnp.dtype("uint8")}

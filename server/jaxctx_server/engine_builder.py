@@ -37,7 +37,8 @@ from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.matmul_choice import check_matmul_dtype, choose_matmul_dtype
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
-from jaxctx.model.config import SHAPES, CheckpointError, ModelConfig
+from jaxctx.model.config import SHAPES, ModelConfig
+from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import logical_sharding, make_mesh

@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         head_dim=64,
         ffn=16,
         max_positions=256,
-        qk_norm=True,
+        query_key_norm="head",
     )
     write_random(path, config, seed=0)
     (path / "tokenizer.json").write_text(echo_text().tokenizer._backend.to_str(), "utf-8")

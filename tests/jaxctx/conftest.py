@@ -40,9 +40,8 @@ def golden(request) -> Golden:
 @pytest.fixture(scope="session")
 def golden_checkpoint(golden, tmp_path_factory) -> Path:
     """A safetensors directory of the golden model in float32, without a tokenizer; transformers loads it too."""
-    from jaxctx.model.config import from_hf
     from scripts.checkpoints import write_random
 
     directory = tmp_path_factory.mktemp(golden.name)
-    write_random(directory, from_hf(golden.hf_config), seed=golden.seed)
+    write_random(directory, golden.hf_config, seed=golden.seed)
     return directory

@@ -130,7 +130,7 @@ def test_convert_writes_a_directory_once(tmp_path: Path, capsys: pytest.CaptureF
         head_dim=8,
         ffn=16,
         max_positions=32,
-        qk_norm=True,
+        query_key_norm="head",
         tied=True,
     )
     write_random(tmp_path / "src", config, seed=0)

@@ -40,7 +40,7 @@ TINY = ModelConfig(
     head_dim=128,
     ffn=48,
     max_positions=256,
-    qk_norm=True,
+    query_key_norm="head",
 )
 PROMPT = [(7 * i) % 256 for i in range(37)]
 
@@ -94,7 +94,7 @@ async def test_the_interpreted_kernel_gives_the_tokens_of_the_reference(served: 
     for choice in (attention, choose_attention(program, "reference", CheckMemory(None), limit_s=600)):
         engine = open_engine(served, CONFIG, attention=choice, compile_all=True)
         try:
-            assert {shape.metadata.kernel for shape in engine.core.runner.shapes} == {choice.implementation}
+            assert {shape.metadata[0].kernel for shape in engine.core.runner.shapes} == {choice.implementation}
             told.append(await outputs(engine))
         finally:
             engine.stop()

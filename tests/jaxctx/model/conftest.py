@@ -20,7 +20,7 @@ def tiny() -> ModelConfig:
         head_dim=16,
         ffn=48,
         max_positions=256,
-        qk_norm=True,
+        query_key_norm="head",
     )
 
 

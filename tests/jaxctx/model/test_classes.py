@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxctx.model import rope
-from jaxctx.model.config import CLASS_DEFAULTS, CheckpointError, from_hf
+from jaxctx.model.config_reader import CheckpointError
+from jaxctx.model.layers import rope
+from jaxctx.model.registry import FAMILIES, from_hf
 from jaxctx.model.weights import load_model
 from scripts.checkpoints import write_random
 
@@ -28,9 +29,9 @@ def by_name(goldens):
 
 def test_every_key_with_a_default_is_left_out_once():
     names = {golden["name"] for golden in CLASSES}
-    for architecture, defaults in CLASS_DEFAULTS.items():
-        family = architecture.removesuffix("ForCausalLM")
-        assert {f"{family}: without {key}" for key in defaults} <= names
+    for family in FAMILIES.values():
+        name = family.architecture.removesuffix("ForCausalLM")
+        assert {f"{name}: without {key}" for key in family.defaults} <= names
 
 
 @by_name(ACCEPTED)
@@ -39,7 +40,9 @@ def test_a_configuration_means_what_transformers_builds(golden):
     frequencies, window, positions = (built.pop(key) for key in ("inverse_frequencies", "window", "positions"))
     assert built.pop("rope_factor") == 1.0  # of queries and keys; only kinds of RoPE that are refused have another
     assert {key: getattr(config, key) for key in built} == built | {"eos_token_ids": tuple(built["eos_token_ids"])}
-    np.testing.assert_allclose(rope.inverse_frequencies(config), frequencies, rtol=1e-6)
+    np.testing.assert_allclose(
+        rope.inverse_frequencies(config.attention_of(0).rope, config.head_dim), frequencies, rtol=1e-6
+    )
     capped = window is not None and window < positions
     assert config.max_positions == (window if capped else positions)
     assert config.declared_positions == (positions if capped else None)

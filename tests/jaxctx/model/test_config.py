@@ -1,7 +1,9 @@
 import pytest
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.config import CheckpointError, RopeScaling, from_hf
+from jaxctx.model.config import RopeConfig, RopeScaling
+from jaxctx.model.config_reader import CheckpointError
+from jaxctx.model.registry import from_hf
 from scripts.checkpoints import hf_config
 
 LLAMA31 = {  # as published, transformers 4
@@ -40,17 +42,16 @@ QWEN3 = QWEN2 | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 128, "hidden
 def test_llama_31():
     config = from_hf(LLAMA31)
     assert (config.layers, config.heads, config.kv_heads, config.head_dim) == (32, 32, 8, 128)
-    assert config.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
-    assert config.rope_theta == 500000.0
+    assert config.attention_of(31).rope == RopeConfig(500000.0, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192))
     assert config.eos_token_ids == (128001, 128008, 128009)
     assert config.dtype == "bfloat16"
-    assert (config.qkv_bias, config.qk_norm, config.tied) == (False, False, False)
+    assert (config.qkv_bias, config.query_key_norm, config.tied) == (False, "none", False)
 
 
 def test_families_differ_in_biases_and_norms():
     assert from_hf(QWEN2).qkv_bias
     assert not from_hf(QWEN2).out_bias
-    assert from_hf(QWEN3).qk_norm
+    assert from_hf(QWEN3).query_key_norm == "head"
     assert from_hf(QWEN3).heads * from_hf(QWEN3).head_dim == 2 * from_hf(QWEN3).width
     assert not from_hf(MISTRAL).qkv_bias
 
@@ -67,7 +68,7 @@ def test_old_and_new_rope_keys_agree():
     new["rope_parameters"] = LLAMA31["rope_scaling"] | {"rope_theta": 500000.0}
     assert from_hf(new) == from_hf(LLAMA31)
     old = LLAMA31 | {"rope_scaling": {"type": "linear", "factor": 2}}
-    assert from_hf(old).rope_scaling == RopeScaling("linear", 2.0)
+    assert from_hf(old).attention_of(0).rope.scaling == RopeScaling("linear", 2.0)
 
 
 @pytest.mark.parametrize(

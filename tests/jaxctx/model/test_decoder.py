@@ -18,7 +18,7 @@ def test_switches_add_and_remove_parameters(tiny):
     assert len(names(qkv_bias=True) - names()) == 3 * tiny.layers
     assert len(names(out_bias=True) - names()) == tiny.layers
     assert len(names(ffn_bias=True) - names()) == 3 * tiny.layers
-    assert len(names() - names(qk_norm=False)) == 2 * tiny.layers
+    assert len(names() - names(query_key_norm="none")) == 2 * tiny.layers
 
 
 def test_the_same_seed_gives_the_same_parameters(tiny):
@@ -82,7 +82,7 @@ def meant(model, params):
     return wide, tuple(value(spec.name) for spec in wide.specs)
 
 
-@pytest.mark.parametrize("family", [{}, {"qkv_bias": True, "ffn_bias": True, "qk_norm": False, "tied": True}])
+@pytest.mark.parametrize("family", [{}, {"qkv_bias": True, "ffn_bias": True, "query_key_norm": "none", "tied": True}])
 @pytest.mark.parametrize("weights_dtype", EIGHT_BITS)
 def test_weights_of_8_bits_give_the_logits_of_what_they_stand_for(tiny, dense_logits, weights_dtype, family):
     config = dataclasses.replace(tiny, **family)

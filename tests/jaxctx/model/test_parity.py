@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxctx.model.config import from_hf
+from jaxctx.model.registry import from_hf
 from jaxctx.model.weights import load_model
 
 pytestmark = pytest.mark.parity

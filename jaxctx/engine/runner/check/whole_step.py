@@ -25,10 +25,10 @@ from jaxctx.engine.runner.check.comparison import is_within
 from jaxctx.engine.runner.check.report import CaseReport, Difference, Tolerance, Verdict, steps_in_words
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.engine.runner.step import StepShape, read_output
+from jaxctx.engine.runner.step import StepShape, read_output, write_metadata
 from jaxctx.model.interface import KVSpec, Model, Params
 from jaxctx.model.sampling import TOP_LOGPROBS, row_words
-from jaxctx_kernels import Segment, build_attention_metadata
+from jaxctx_kernels import Segment
 
 WHOLE_STEPS = "whole steps"
 """The case."""
@@ -258,7 +258,7 @@ def pack(runner: ModelRunner, shape: StepShape, chunks: Sequence[tuple[Chunk, Ar
         views.sampling[samples] = row_words(logprobs=True)
         segments.append(Segment(row, chunk.rows, chunk.first, pages[: index[-1] // size + 1]))
         row, sample = rows.stop, samples.stop
-    build_attention_metadata(segments, shape.metadata, views.metadata)
+    write_metadata(segments, shape, views)
     return packed
 
 
@@ -282,7 +282,7 @@ def case_of(compared: Sequence[Compared], shape: StepShape, tolerance: Tolerance
     return CaseReport(
         batch=WHOLE_STEPS,
         rows=shape.rows,
-        implementation=shape.metadata.kernel,
+        implementation=shape.metadata[0].kernel,
         verdict=Verdict.DIFFERS if detail else Verdict.EQUAL,
         detail=detail,
         to_reference=found,

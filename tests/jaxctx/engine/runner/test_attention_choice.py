@@ -222,7 +222,7 @@ def test_a_runner_attends_with_what_was_chosen() -> None:
     choice = AttentionChoice("tpu", AttentionReason.CHECKED)
     runner = ModelRunner(EchoModel(), (), CONFIG, attention=choice)
     assert runner.attention is choice
-    assert {shape.metadata.kernel for shape in runner.shapes} == {"tpu"}
+    assert {shape.metadata[0].kernel for shape in runner.shapes} == {"tpu"}
     assert ModelRunner(EchoModel(), (), CONFIG).attention == AttentionChoice("reference", AttentionReason.PLATFORM)
     assert unchecked(program(HAS_KERNEL)) == AttentionChoice("tpu", AttentionReason.UNCHECKED)
     assert unchecked(program(HAS_KERNEL)).describe() == "tpu kernel, not compared with the reference"

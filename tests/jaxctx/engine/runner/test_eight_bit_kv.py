@@ -31,7 +31,7 @@ TINY = ModelConfig(
     head_dim=16,
     ffn=48,
     max_positions=256,
-    qk_norm=True,
+    query_key_norm="head",
 )
 CONFIG = EngineConfig(pages=12, host_pages=40, max_batch=2, max_batch_tokens=4, max_context_tokens=128, draft_tokens=0)
 ME = Caller()

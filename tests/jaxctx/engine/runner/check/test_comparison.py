@@ -41,7 +41,7 @@ TINY = ModelConfig(
     head_dim=64,
     ffn=48,
     max_positions=512,
-    qk_norm=True,
+    query_key_norm="head",
 )
 CONFIG = EngineConfig(pages=80, max_batch=4, max_batch_tokens=16, max_context_tokens=512)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxctx.model.config import ARCHITECTURES
+from jaxctx.model.registry import FAMILIES
 from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS, reasoning_format, tool_call_format
 
 # The lines of published templates that write a call.
@@ -39,7 +39,7 @@ def test_a_model_has_the_format_of_its_template_or_else_of_its_family(
     assert (found.name if found else None) == name
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_a_format(family: str) -> None:
     assert tool_call_format(None, family) is not None
 

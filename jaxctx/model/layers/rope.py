@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies once per model, angles in the step from each row's position.
+"""Rotary position embedding: frequencies once per kind of layer, angles in the step from each row's position.
 
 Su et al., RoFormer (2021), in the half-split layout of Hugging Face checkpoints: element i is rotated together with
 element i + head_dim / 2.
@@ -11,22 +11,22 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float, Float32, Int32
 
-from jaxctx.model.config import ModelConfig
+from jaxctx.model.config import RopeConfig
 
 Frequencies = npt.NDArray[np.float32]
 RopeCosSin = tuple[Float32[Array, "rows half"], Float32[Array, "rows half"]]
 """Cosines and sines of the rotation of each row, `[rows, head_dim / 2]`."""
 
 
-def inverse_frequencies(config: ModelConfig) -> Frequencies:
-    """Radians per token of each pair of elements: float32 `[head_dim / 2]`.
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Frequencies:
+    """Radians per token of each pair of elements of a head: float32 `[head_dim / 2]`.
 
     Computed in float32 and in this order of operations on purpose: at position 100,000 the last bit of a frequency is
     visible in the logits, and this is what the checkpoint was trained with.
     """
-    exponents = np.arange(0, config.head_dim, 2).astype(np.float32) / np.float32(config.head_dim)
-    frequencies: Frequencies = np.float32(1.0) / np.power(np.float32(config.rope_theta), exponents)
-    scaling = config.rope_scaling
+    exponents = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
+    frequencies: Frequencies = np.float32(1.0) / np.power(np.float32(rope.theta), exponents)
+    scaling = rope.scaling
     if scaling is None:
         return frequencies
     if scaling.kind == "linear":
