@@ -5,7 +5,7 @@ and decode rows of many requests side by side. Which keys a row may see is decid
 never sees a page, a context or a batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -65,6 +65,11 @@ class KVSpec:
     def has_windows(self) -> bool:
         """Whether in any layer a row does not see everything before it."""
         return self.kinds != (None,)
+
+    def within(self, tokens: int) -> "KVSpec":
+        """The same for contexts of at most so many tokens: without the windows that are as long."""
+        windows = tuple(None if window is None or window >= tokens else window for window in self.windows)
+        return replace(self, windows=windows if any(windows) else ())
 
 
 class AttentionBackend(Protocol):

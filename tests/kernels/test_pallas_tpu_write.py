@@ -21,6 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, Mesh
 
 from jaxctx.engine.runner.step import KVCache, PagedAttention, StepShape, unpack_inputs
+from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import EVERY_DEVICE
 from jaxctx_kernels import (
     KernelName,
@@ -273,6 +274,8 @@ def test_a_layer_of_a_step_writes_and_attends(rng: Generator, split: bool) -> No
         else None
     )
 
+    spec = KVSpec(layers=1, kv_heads=heads, head_dim=128, dtype="bfloat16", group=2)
+
     def attend(kernel: KernelName) -> tuple[jax.Array, KVCache]:
         shape = StepShape(rows, 1, (metadata_shape(rows, page_size, pages * page_size, pages, kernel),))
         packed = np.zeros(shape.size, np.int32)
@@ -281,7 +284,7 @@ def test_a_layer_of_a_step_writes_and_attends(rng: Generator, split: bool) -> No
         inputs.metadata[0][:] = packed_metadata(segments, shape.metadata[0])
 
         def layer(pool: KVCache, packed: jax.Array) -> tuple[jax.Array, KVCache]:
-            backend = PagedAttention((pool,), 1, unpack_inputs(packed, shape), shape, mesh)
+            backend = PagedAttention((pool,), spec, unpack_inputs(packed, shape), shape, mesh)
             return backend.attend(0, q, k, v), backend.pools[0]
 
         return jax.jit(layer)(pool, jnp.asarray(packed))

@@ -145,7 +145,7 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     apart = tuple(step.KVCache(zeros(own), zeros(own)) for _ in range(config.layers))
     found = []
     for pools in (together, apart):
-        pools, _, output, _ = jax.jit(step.make_step(model, shape))(params, pools, device._state, packed)
+        pools, _, output, _ = jax.jit(step.make_step(model, model.kv, shape))(params, pools, device._state, packed)
         sources, targets = jnp.array([2]), jnp.array([3])
         pools = page_functions.copy_pages(config.layers, pools, jnp.stack([sources, targets]), kernel="reference")
         saved = page_functions.read_pages(config.layers, pools, pages, kernel="reference")
