@@ -120,12 +120,14 @@ class ScriptedModel:
 
     past: Past
     max_positions: int = 8192
-    attention_window: int | None = None
     kv: KVSpec = field(default=KVSpec(layers=1, kv_heads=1, head_dim=1, dtype="uint32"))
 
     @property
     def vocab_size(self) -> int:
         return self.past.vocab_size
+
+    def context_reason(self, tokens: int) -> str:
+        return ""
 
     def hidden(self, params: Params, tokens: jax.Array, positions: jax.Array, kv: PagedAttention) -> jax.Array:
         keys = token_value(tokens, positions)

@@ -33,11 +33,13 @@ class WindowedEcho:
     windows: tuple[int | None, ...]
     max_positions: int = 1 << 20
     vocab_size: int = VOCAB_SIZE
-    attention_window: int | None = None
 
     @property
     def kv(self) -> KVSpec:
         return KVSpec(layers=len(self.windows), kv_heads=1, head_dim=1, dtype="uint32", windows=self.windows)
+
+    def context_reason(self, tokens: int) -> str:
+        return ""
 
     def hidden(
         self, params: Params, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: PagedAttention

@@ -100,9 +100,8 @@ class Model(Protocol):
     @property
     def max_positions(self) -> int: ...
 
-    @property
-    def attention_window(self) -> int | None:
-        """Tokens, where it is a window that limits `max_positions`, and not what the model was made for."""
+    def context_reason(self, tokens: int) -> str:
+        """What to tell users about contexts of up to so many tokens: why not more, or what that changes; or nothing."""
 
     @property
     def kv(self) -> KVSpec: ...

@@ -205,7 +205,8 @@ def _with_whole_steps(
 def _shape(config: ServeConfig) -> ModelConfig:
     """The configuration of the model, or of the built-in shape of this name."""
     path = Path(config.model or BUNDLED)
-    return read_config(path if path.exists() else SHAPES / path)
+    shape = read_config(path if path.exists() else SHAPES / path)
+    return shape.for_contexts_of(config.max_context_tokens)
 
 
 def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, FlatParams]:
@@ -244,7 +245,14 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
     text = load_text(path)  # before the weights: it takes less time to find out that it is missing
     matmul_dtype = _matmul_dtype(config, path)
     types = _types(config)._asdict()
-    loaded = load_model(path, **types, matmul_dtype=matmul_dtype, mesh=mesh, progress=progress.weights)
+    loaded = load_model(
+        path,
+        **types,
+        matmul_dtype=matmul_dtype,
+        context_tokens=config.max_context_tokens,
+        mesh=mesh,
+        progress=progress.weights,
+    )
     return ServedModel(
         model=loaded.model,
         params=loaded.params,

@@ -5,17 +5,15 @@ What no row sees is NaN too. Nothing here says how fast it is, or that it compil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, PartitionSpec
 
@@ -32,6 +30,7 @@ from jaxctx_kernels import (
 )
 
 from .builders import BATCHES, dequantized, packed_metadata
+from .interpreters import Dma, tpu_interpreter
 
 Generator = np.random.Generator
 
@@ -50,7 +49,7 @@ class Case:
     pool_pages: int = 120
     window: int | None = None
     soft_cap: float | None = None
-    dma: Literal["eager", "on_wait"] = "on_wait"  # when the interpreter carries out a copy
+    dma: Dma = "on_wait"
 
     @property
     def shape(self) -> MetadataShape:
@@ -83,10 +82,7 @@ class Case:
 
     def attend(self, run: Callable, q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: list[Segment]) -> np.ndarray:
         """float32 `[rows, heads, head_dim]`, with the program `run` of `program`."""
-        params = pltpu.InterpretParams(
-            detect_races=True, uninitialized_memory="nan", dma_execution_mode=self.dma, out_of_bounds_reads="raise"
-        )
-        with pltpu.force_tpu_interpret_mode(params):
+        with tpu_interpreter(self.dma):
             got = np.array(
                 run(
                     jnp.asarray(q, self.multiplied),
@@ -96,7 +92,6 @@ class Case:
                 )
             )
         assert got.dtype == np.float32
-        assert not interpreter.races.races_found
         return got
 
     def program(self) -> Callable:
@@ -120,13 +115,6 @@ class Case:
         tolerance = 1e-5 if self.dtype == "float32" else 1e-2  # weights are rounded to the dtype of values
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
         assert not got[padding].any()
-
-
-@pytest.fixture(autouse=True)
-def _fresh_interpreter() -> Iterator[None]:
-    """An exception leaves the interpreter's state behind, for all who come after."""
-    yield
-    interpreter.reset_tpu_interpret_mode_state()
 
 
 QUICK_CASES = [
@@ -167,27 +155,6 @@ def test_equals_dense_attention(
     for kind in kinds:
         forest = grow(kind, case.rows, case.page_size, case.pool_pages)
         case.check(rng, run, forest.segments, visible, dense)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
-@pytest.mark.parametrize("group", [1, 2, 4, 8])
-@pytest.mark.parametrize(("dim", "beside"), [(64, 1), (64, 2), (128, 1), (256, 1)])
-def test_many_trees(
-    rng: Generator,
-    grow: Callable,
-    kinds: list[str],
-    visible: Callable,
-    dense: Callable,
-    dim: int,
-    beside: int,
-    group: int,
-    page_size: int,
-) -> None:
-    case = Case(64, page_size, dim, group, dtype=str(rng.choice(["float32", "bfloat16"])), beside=beside)
-    run = case.program()
-    for kind in kinds * 2:
-        case.check(rng, run, grow(kind, case.rows, page_size, case.pool_pages).segments, visible, dense)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ class FakeContext:
 class FakeEngine:
     """Implements `jaxctx.engine.interface.Engine`."""
 
-    attention_window: int | None = None
+    context_reason: str = ""
     sizes_in_words = "page 4, 4 at once, 16 rows a step (as set)"
     host_tier_in_words = ""
     attention = AttentionChoice("reference", AttentionReason.PLATFORM)

@@ -22,26 +22,15 @@ from jaxctx.engine.runner.attention_choice import choose_attention
 from jaxctx.engine.runner.check.remembered import CheckMemory
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.errors import ResourceExhausted
-from jaxctx.model.config import ModelConfig
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from jaxctx_kernels import KernelChoice, pallas_tpu_write
 from scripts.checkpoints import init_random
 from tests.planted_kernels import write
+from tests.tiny_models import QWEN3
 
 ME = Caller()
 CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=4, max_context_tokens=256, draft_tokens=0)
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=512,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=128,
-    ffn=48,
-    max_positions=256,
-    query_key_norm="head",
-)
+TINY = replace(QWEN3, head_dim=128, max_positions=256)
 PROMPT = [(7 * i) % 256 for i in range(37)]
 
 

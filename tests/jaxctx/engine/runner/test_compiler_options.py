@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,20 +13,10 @@ from jaxctx.engine.plan.memory_planner import memory_analysis
 from jaxctx.engine.runner.compiled_model import CompiledModel, StateFunction
 from jaxctx.engine.runner.compiler_options import CPU_OPTIONS, GPU_OPTIONS, compiler_options
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.model.config import ModelConfig
 from scripts.checkpoints import init_random
+from tests.tiny_models import LLAMA
 
-TINY = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=64,
-    width=32,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    head_dim=16,
-    ffn=32,
-    max_positions=64,
-)
+TINY = replace(LLAMA, head_dim=16)
 CONFIG = EngineConfig(pages=4, max_batch=2, max_batch_tokens=4, max_context_tokens=64)
 
 

@@ -18,26 +18,15 @@ from jaxctx.engine.core.forward_pass import Sampler
 from jaxctx.engine.runner.batch import write_attention_overrides, write_index_positions, write_samples
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import StepShape, read_output, write_metadata
-from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
 from jaxctx.types import GenerateRequest, SamplingParams
 from jaxctx_kernels import Segment
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel, echo_next
 from tests.engines import shard
+from tests.tiny_models import QWEN3
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=96,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=48,
-    max_positions=4096,
-    query_key_norm="head",
-)
+TINY = replace(QWEN3, vocab_size=96, max_positions=4096)
 CONFIG = EngineConfig(pages=24, page_size=4, max_batch=4, max_batch_tokens=64, max_context_tokens=90)
 LENGTH = 61
 Ranges = Sequence[tuple[int, int]]

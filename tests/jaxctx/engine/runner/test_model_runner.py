@@ -25,19 +25,8 @@ from jaxctx_kernels import Segment, kv_pages_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
 from tests.engines import on_demand, shard
+from tests.tiny_models import QWEN3 as TINY
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=512,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=48,
-    max_positions=512,
-    query_key_norm="head",
-)
 # Without drafts few step sizes are compiled.
 CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=8, max_context_tokens=128, draft_tokens=0)
 FEW_ROWS = EngineConfig(pages=12, max_batch=4, max_batch_tokens=4, max_context_tokens=64, draft_tokens=0)

@@ -26,24 +26,13 @@ from jaxctx.engine.runner.check.comparison import (
 from jaxctx.engine.runner.check.report import KernelReport, Tolerance, Verdict
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.step import KVCache
-from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
 from jaxctx.model.sharding import logical_sharding, make_mesh
 from jaxctx_kernels import KernelChoice, QuantizedKV, dispatch, pallas_tpu_pages
 from tests.planted_kernels import WRONG, Kernel, plant_kernel, right
+from tests.tiny_models import QWEN3
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=64,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=64,
-    ffn=48,
-    max_positions=512,
-    query_key_norm="head",
-)
+TINY = replace(QWEN3, vocab_size=64, head_dim=64)
 CONFIG = EngineConfig(pages=80, max_batch=4, max_batch_tokens=16, max_context_tokens=512)
 
 
