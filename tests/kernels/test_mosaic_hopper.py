@@ -22,7 +22,7 @@ if jax.__version_info__ < (0, 12):  # 0.11's refuses barriers that not every war
 from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpret_mode_state
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxctx_kernels import mosaic_hopper
+from jaxctx_kernels import gpu_schedule, mosaic_hopper
 
 from .builders import dequantized, filled_pages, packed_metadata, zero_pages
 
@@ -230,12 +230,12 @@ def test_full_steps(
 def full_steps(case: Case, segments: list[Segment]) -> int:
     """How many steps of some pair need no mask."""
     config = mosaic_hopper.tile_config(case.shape.rows, case.kv_heads, case.group, case.shape.processors)
-    row = mosaic_hopper.rows_of_products(case.shape.rows, config)
+    row = gpu_schedule.rows_of_products(case.shape.rows, config)
     metadata = unpack_metadata(case.shape, packed_metadata(segments, case.shape))
     visible_tokens = jnp.asarray(metadata.visible_tokens).at[row].get(mode="fill", fill_value=0)
-    pairs = mosaic_hopper.build_schedule(metadata, visible_tokens, config).pairs
-    steps = pairs[:, mosaic_hopper.STEP_END] - pairs[:, mosaic_hopper.STEP_BEGIN]
-    return int(jnp.minimum(pairs[:, mosaic_hopper.FULL_STEPS], steps).max())
+    pairs = gpu_schedule.build_schedule(metadata, visible_tokens, config).pairs
+    steps = pairs[:, gpu_schedule.STEP_END] - pairs[:, gpu_schedule.STEP_BEGIN]
+    return int(jnp.minimum(pairs[:, gpu_schedule.FULL_STEPS], steps).max())
 
 
 def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: list[str]) -> None:
@@ -278,13 +278,13 @@ def spoil_length(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spoil_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step more than should counts as one in which all rows see all tokens."""
-    count = mosaic_hopper.count_steps
+    count = gpu_schedule.count_steps
 
     def spoilt(*of: Any) -> tuple[jax.Array, jax.Array]:
         steps, full = count(*of)
         return steps, full + 1
 
-    monkeypatch.setattr(mosaic_hopper, "count_steps", spoilt)
+    monkeypatch.setattr(gpu_schedule, "count_steps", spoilt)
 
 
 def spoil_clearing(monkeypatch: pytest.MonkeyPatch) -> None:
