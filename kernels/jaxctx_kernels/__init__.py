@@ -11,6 +11,8 @@ moves whole pages (`copy_pages`, `read_pages`, `write_pages`).
     gpu_schedule    for NVIDIA GPUs: a step's work cut into equal units, in plain JAX
     gpu_merge       Pallas Mosaic GPU: what the units found, merged
     mosaic_hopper   Pallas Mosaic GPU, for NVIDIA Hopper
+    hopper_registers
+                    what it does in registers: products, and inline code
     mosaic_mma      Pallas Mosaic GPU, for other NVIDIA GPUs since Ampere
     pallas_tpu      Pallas, for TPUs
     pallas_tpu_write
@@ -22,7 +24,7 @@ moves whole pages (`copy_pages`, `read_pages`, `write_pages`).
            ┌────────┼──────────────┬──────────┐
            │  mosaic_hopper   mosaic_mma  pallas_tpu ◀─ pallas_tpu_write, pallas_tpu_pages
            │        └──────┬───────┘          │
-           │    gpu_schedule, gpu_merge       │
+           │    gpu_schedule, gpu_merge ◀─ hopper_registers
            │               │                  │
            └──▶ reference ◀┴──────────────────┘       (constants and products that all have in common)
                     │

@@ -54,6 +54,7 @@ from jaxctx_kernels.gpu_schedule import (
     rows_of_products,
     scatter_outputs,
 )
+from jaxctx_kernels.hopper_registers import INT8_UNIT, accumulated, product, shrunk, widened_int8
 from jaxctx_kernels.kv_cache import KVPages, QuantizedKV, fits_hopper_kernel, kv_values, without_stored_bits
 from jaxctx_kernels.metadata import AttentionMetadata, MetadataShape
 from jaxctx_kernels.reference import MASKED_SCORE
@@ -65,6 +66,7 @@ CONSUMERS = 2  # warpgroups of a unit beside its producer
 SPLIT_ROWS = 128  # rows of a step from which consumers split rows, not tokens
 IN_REGISTERS = True  # see `TileConfig`; tests set it to False, for the interpreter
 BY_COLUMN = BY_PRODUCT.reduce(0)  # how a warpgroup's registers hold a value for each column of a product
+MAXIMUM_SLACK = 8.0  # how far scores may be above what weights are relative to: these are 2**8 at most
 LOWEST_MAXIMUM = MASKED_SCORE / 100  # far above a masked score, which is scaled: its weight is 0 whatever else is seen
 
 # Places of `SharedMemory.widened` where both consumers use them.
@@ -100,7 +102,9 @@ class RunningSoftmax(NamedTuple):
     """What a consumer has merged of a tile, in registers."""
 
     outputs: tuple[jax.Array, ...]  # float32 [64, columns] for each range of columns; not divided by the sum
-    max_score: Float32[Array, "64"]  # in base 2
+    max_score: Float32[
+        Array, "64"
+    ]  # in base 2; what weights are relative to, which scores exceed by MAXIMUM_SLACK at most
     weight_sum: Float32[Array, "64"]
 
 
@@ -123,6 +127,11 @@ class Consumer:
         return self.shared.widened is not None
 
     @property
+    def widened_unit(self) -> int:
+        """What widened keys and values are to be multiplied by."""
+        return INT8_UNIT if kv_values(self.shared.k.buffers).dtype == jnp.int8 else 1
+
+    @property
     def shares_buffers(self) -> bool:
         """Whether both consumers multiply the same buffer at the same step."""
         return self.config.parts > 1
@@ -131,6 +140,12 @@ class Consumer:
     def has_registers_to_spare(self) -> bool:
         """Whether outputs leave room for weights beside a product; else only full steps, without one, have them."""
         return self.head_dim <= 128
+
+    @property
+    def holds_query(self) -> bool:
+        """Whether queries stay in registers, where shared memory would have more to do than tensor cores or memory."""
+        is_busy = self.is_quantized or self.shares_buffers
+        return self.config.in_registers and self.has_registers_to_spare and is_busy
 
     @property
     def chunk(self) -> int:
@@ -146,6 +161,7 @@ class Consumer:
 class ConsumedPair(NamedTuple):
     """What a consumer needs of a pair at each of its steps."""
 
+    query: Any  # [64, head_dim], in registers or in shared memory
     offset: jax.Array  # see `StepsOfPair`
     tokens: jax.Array
     inside: Bool[Array, "64"]  # which rows of the product belong to the item
@@ -367,7 +383,7 @@ def consume(
         result = attend_tile(consumer, unit, q, schedule, tile)
         slot = (unit.number + tile) * CONSUMERS + consumer.index
         for columns, output in zip(consumer.columns, result.outputs, strict=True):
-            outputs[unit.head, slot, :, columns] = output
+            outputs[unit.head, slot, :, columns] = output * consumer.widened_unit
         statistics[unit.head, slot, MAX_SCORE] = result.max_score
         statistics[unit.head, slot, WEIGHT_SUM] = result.weight_sum
 
@@ -376,11 +392,15 @@ def attend_tile(consumer: Consumer, unit: WorkUnit, q: Ref, schedule: Schedule, 
     """This consumer's part of what the unit has of a tile."""
     config, shared = consumer.config, consumer.shared
     q_full = shared.q_full.at[consumer.index]
-    query = q.at[unit.head, tile * config.parts + consumer.part]
-    plgpu.copy_gmem_to_smem(query, shared.q.at[consumer.index], q_full)
+    of_tile = q.at[unit.head, tile * config.parts + consumer.part]
+    plgpu.copy_gmem_to_smem(of_tile, shared.q.at[consumer.index], q_full)
     of_product = schedule.visible_tokens.at[tile * config.parts + consumer.part]
     visible_tokens = plgpu.load(of_product, layout=BY_ROW, optimized=False)
     plgpu.barrier_wait(q_full)
+    query: Any = shared.q.at[consumer.index]
+    if consumer.holds_query:
+        query = plgpu.load(query, layout=BY_PRODUCT)
+        plgpu.commit_smem()  # before the next tile's copy overwrites them
     first = jnp.maximum(unit.pairs.begin, schedule.tiles[tile])
     end = jnp.minimum(unit.pairs.end, schedule.tiles[tile + 1])
     nothing = RunningSoftmax(
@@ -388,7 +408,7 @@ def attend_tile(consumer: Consumer, unit: WorkUnit, q: Ref, schedule: Schedule, 
         max_score=filled(LOWEST_MAXIMUM),
         weight_sum=filled(0.0),
     )
-    walk = partial(attend_pair, consumer, unit, schedule, visible_tokens)
+    walk = partial(attend_pair, consumer, unit, schedule, query, visible_tokens)
     return cast(RunningSoftmax, lax.fori_loop(first, end, walk, nothing))
 
 
@@ -396,6 +416,7 @@ def attend_pair(
     consumer: Consumer,
     unit: WorkUnit,
     schedule: Schedule,
+    query: Any,
     visible_tokens: Int32[Array, "64"],
     number: jax.Array,
     carry: RunningSoftmax,
@@ -408,7 +429,7 @@ def attend_pair(
     row = (pair[FIRST_ROW] - consumer.part * config.rows) * config.group  # the item's first row, of the product's
     inside = (consumer.row_numbers >= row) & (consumer.row_numbers < row + pair[ROWS] * config.group)
     limit = jnp.where(inside, jnp.minimum(visible_tokens - pair[FIRST_TOKEN], tokens), 0)
-    consumed = ConsumedPair(steps.offset, tokens, inside, limit)
+    consumed = ConsumedPair(query, steps.offset, tokens, inside, limit)
     first = steps.first + lax.rem(steps.offset + steps.first + consumer.turn, config.ways)  # this consumer's next turn
     full_turns = turns_until(jnp.minimum(steps.end, pair[FULL_STEPS]), first, config)
     is_whole = (row <= 0) & (row + pair[ROWS] * config.group >= config.rows * config.group)
@@ -433,8 +454,9 @@ def attend_step(
     step = first + turn * consumer.config.ways
     shared, stage = consumer.shared, lax.rem(pair.offset + step, consumer.stages)
     seen = None if is_full else tokens_seen(pair, step)
-    score, unit = masked_scores(consumer, stage, seen)
-    max_score = jnp.maximum(carry.max_score, score.max(axis=1) * unit)
+    score, unit = masked_scores(consumer, pair.query, stage, seen)
+    highest = score.max(axis=1) * unit
+    max_score = jnp.where(highest > carry.max_score + MAXIMUM_SLACK, highest, carry.max_score)
     weight = jnp.exp2(score * unit - in_columns(max_score, SIDE))
     shrink = jnp.exp2(carry.max_score - max_score)
     weight_sum = weight.sum(axis=1)
@@ -464,16 +486,16 @@ def tokens_seen(pair: ConsumedPair, step: jax.Array) -> Bool[Array, "64 64"]:
 
 
 def masked_scores(
-    consumer: Consumer, stage: jax.Array, seen: Bool[Array, "64 64"] | None
+    consumer: Consumer, query: Any, stage: jax.Array, seen: Bool[Array, "64 64"] | None
 ) -> tuple[Float32[Array, "64 64"], float]:
     """Scores of the product's rows with a step's tokens, far below any where a row does not see the token.
 
     Times the second result they are scaled, in base 2. Waits for the keys and gives their buffer back.
     """
-    ring, unit = consumer.shared.k, consumer.head_dim**-0.5 * log2(e)
+    ring, unit = consumer.shared.k, consumer.head_dim**-0.5 * log2(e) * consumer.widened_unit
     plgpu.barrier_wait(ring.full.at[stage])
     scale, key = load_scales(ring.buffers, stage), widen(consumer, ring.buffers, stage, KEYS)
-    score = product(consumer.shared.q.at[consumer.index], key.transpose((1, 0)), SIDE)
+    score = product(query, key.transpose((1, 0)), SIDE)
     plgpu.barrier_arrive(ring.free.at[stage])
     score = scale_columns(score, scale)
     return score if seen is None else jnp.where(seen, score, MASKED_SCORE), unit
@@ -501,13 +523,13 @@ def add_values(
 
     `inside` tells which rows are; None: all.
     """
+    if inside is None and consumer.config.in_registers:
+        starts = shrunk(outputs, shrink, in_registers=True)
+        added = zip(starts, consumer.columns, strict=True)
+        return tuple(accumulated(start, weights, value.at[:, columns]) for start, columns in added)
     results = []
     for columns, old in zip(consumer.columns, outputs, strict=True):
-        values, shrunk = value.at[:, columns], old * in_columns(shrink, consumer.chunk)
-        if inside is None and consumer.config.in_registers:
-            results.append(accumulated(shrunk, weights, values))
-            continue
-        new = shrunk + product(weights, values, consumer.chunk)
+        new = old * in_columns(shrink, consumer.chunk) + product(weights, value.at[:, columns], consumer.chunk)
         if inside is not None:
             new = jnp.where(in_columns(inside, consumer.chunk), new, old)
         results.append(new)
@@ -532,7 +554,7 @@ def scale_columns(x: Float32[Array, "64 64"], scale: Float32[Array, "64"] | None
 
 
 def widen(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -> Ref:
-    """A buffer as it is multiplied, `[64, head_dim]`. All numbers of 8 bits are numbers of bfloat16.
+    """A buffer as it is multiplied, `[64, head_dim]`, divided by `widened_unit`. All are exact in bfloat16.
 
     Consumers that multiply the same buffer widen half of its rows each and wait for the other's, in the shared buffer
     `place`: KEYS or VALUES. A consumer overwrites it a step later, behind the barrier of the other place, at which the
@@ -550,9 +572,10 @@ def widen(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -> Ref
     vectors = plgpu.Layout.SMEM_GMEM_COPY((rows, consumer.chunk), jnp.bfloat16, 128)
     for columns in consumer.columns:
         number = plgpu.load(buffers.values.at[stage, part, columns], layout=vectors)
-        if number.dtype != jnp.int8:
-            number = number.astype(jnp.float32)  # a Hopper converts float8 to bfloat16 in no other way
-        widened[part, columns] = number.astype(jnp.bfloat16)
+        if number.dtype == jnp.int8:
+            widened[part, columns] = widened_int8(number, vectors, in_registers=consumer.config.in_registers)
+        else:  # a Hopper converts float8 to bfloat16 in no other way
+            widened[part, columns] = number.astype(jnp.float32).astype(jnp.bfloat16)
     plgpu.commit_smem()
     if shares:
         plgpu.barrier_arrive(consumer.shared.both_widened[place])
@@ -574,29 +597,3 @@ def clear_rows(consumer: Consumer, value: Ref, known: jax.Array) -> None:
     if consumer.shares_buffers:
         plgpu.barrier_arrive(consumer.shared.cleared)
         plgpu.barrier_wait(consumer.shared.cleared)
-
-
-# Products and registers
-
-
-def accumulated(start: Float32[Array, "64 columns"], a: Any, b: Ref) -> Float32[Array, "64 columns"]:
-    """`start` plus the product of `a` and `b`, added up in place. Interpreters know no accumulator with a value."""
-
-    def add(accumulator: Ref) -> None:
-        plgpu.wgmma(accumulator, a, b)
-
-    result: jax.Array = pl.run_state(add)(plgpu.ACC.init(start))
-    return result
-
-
-def product(a: Any, b: Ref, columns: int) -> Float32[Array, "64 columns"]:
-    """The product of two matrices, `[64, k]` and `[k, columns]`, in shared memory; the first also in registers."""
-    result: jax.Array = pl.run_scoped(partial(multiply, a, b), plgpu.ACC((SIDE, columns), jnp.float32))
-    return result
-
-
-def multiply(a: Ref, b: Ref, accumulator: Ref) -> jax.Array:
-    """Read the accumulator, which starts as zeros, after the product."""
-    plgpu.wgmma(accumulator, a, b)
-    product: jax.Array = accumulator[...]
-    return product

@@ -6,6 +6,7 @@ What only hardware shows is not tested here: speed, and what the interpreter lea
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ if jax.__version_info__ < (0, 12):  # 0.11's refuses barriers that not every war
 from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpret_mode_state
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxctx_kernels import gpu_schedule, mosaic_hopper
+from jaxctx_kernels import gpu_schedule, hopper_registers, mosaic_hopper
 
 from .builders import dequantized, filled_pages, packed_metadata, zero_pages
 
@@ -175,7 +176,7 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
 
 
 def multiply_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the kernel keep weights and outputs in registers, as on a GPU, by products that the interpreter knows."""
+    """Let the kernel keep queries, weights and outputs in registers, as on a GPU, by what the interpreter knows."""
 
     of_shared_memory = mosaic_hopper.product
 
@@ -190,8 +191,16 @@ def multiply_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
         return start + product(a, b, start.shape[1])
 
     monkeypatch.setattr(mosaic_hopper, "IN_REGISTERS", True)
+    for inline in (hopper_registers.widened_int8, hopper_registers.shrunk):
+        monkeypatch.setattr(mosaic_hopper, inline.__name__, partial(without_inline_code, inline))
     monkeypatch.setattr(mosaic_hopper, "product", product)
     monkeypatch.setattr(mosaic_hopper, "accumulated", accumulated)
+
+
+def without_inline_code(inline: Callable, *of: Any, in_registers: bool) -> Any:
+    """What the plain operations beside it compute."""
+    assert in_registers
+    return inline(*of, in_registers=False)
 
 
 @pytest.mark.parametrize("in_registers", [False, True])
@@ -287,6 +296,11 @@ def spoil_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_schedule, "count_steps", spoilt)
 
 
+def spoil_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What weights are relative to stays as low as it starts."""
+    monkeypatch.setattr(mosaic_hopper, "MAXIMUM_SLACK", float("inf"))
+
+
 def spoil_clearing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values past an item's last token stay."""
     monkeypatch.setattr(mosaic_hopper, "jnp", SimpleNamespace(**{**vars(jnp), "zeros_like": lambda x: x}))
@@ -330,6 +344,7 @@ def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     ("spoil", "dtype", "found"),
     [
         (spoil_length, "bfloat16", "assert"),
+        pytest.param(spoil_maximum, "bfloat16", "assert", marks=pytest.mark.slow),
         pytest.param(spoil_clearing, "bfloat16", "assert", marks=pytest.mark.slow),
         (pytest.param(spoil_clearing, "float8_e4m3fn", "assert", marks=pytest.mark.slow)),
         (spoil_waiting, "bfloat16", "RACE DETECTED|Computation failed"),
