@@ -20,19 +20,24 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from jaxctx.model.config import DTYPES, ModelConfig, from_hf, read_json
+from jaxctx.model.config import DTYPES, ModelConfig
+from jaxctx.model.config_reader import read_json
 from jaxctx.model.decoder import Decoder
-from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract, as_model
+from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, abstract, as_model
 from jaxctx.model.products import QuantizedWeight
+from jaxctx.model.registry import from_hf
 from jaxctx.model.weights import write_orbax
 from jaxctx.model.weights.formats import CONFIG, INDEX, NUMPY_DTYPES, SINGLE, HostArray
+from jaxctx.model.weights.parts import expected_tensors, parameter_parts
 from jaxctx.model.weights.quantize import quantize
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
-    """The `config.json` that `from_hf` reads back as an equal record."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if scaling := config.rope_scaling:
+    """The `config.json` that `from_hf` reads back as an equal record, of a model of Llama, Mistral or Qwen."""
+    embedding = config.attention_of(0).rope
+    assert embedding is not None
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": embedding.theta}
+    if scaling := embedding.scaling:
         rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
         if scaling.kind == "llama3":
             rope |= {
@@ -40,6 +45,11 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
                 "high_freq_factor": scaling.high_freq_factor,
                 "original_max_position_embeddings": scaling.original_max_positions,
             }
+    windows = [config.attention_of(layer).window for layer in range(config.layers)]
+    window = next((each for each in windows if each is not None), None)
+    if window is None and config.declared_positions is not None:
+        window = config.max_positions  # of Llama, see `fields.within_cached_window`
+        windows = [window]
     return {
         "architectures": [config.architecture],
         "model_type": config.architecture.removesuffix("ForCausalLM").lower(),
@@ -56,9 +66,9 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "attention_bias": config.out_bias,
         "mlp_bias": config.ffn_bias,
         "hidden_act": "silu",
-        "sliding_window": config.max_positions if config.declared_positions else None,
-        "use_sliding_window": config.declared_positions is not None,
-        "max_window_layers": 0,
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
+        "max_window_layers": windows.index(window),
         "tie_word_embeddings": config.tied,
         "dtype": config.dtype,
         "bos_token_id": config.bos_token_id,
@@ -106,37 +116,47 @@ def save(
 
 
 def write_random(
-    directory: str | Path, config: ModelConfig, *, seed: int, dtype: str = "float32", shards: int = 1
+    directory: str | Path,
+    config: ModelConfig | Mapping[str, Any],
+    *,
+    seed: int,
+    dtype: str = "float32",
+    shards: int = 1,
 ) -> None:
     """Write `config.json` and safetensors (with an index if `shards` > 1) into `directory`, made if need be.
 
-    They load here and in transformers alike. Matrices are normal with variance 1 / fan-in, so that attention has
-    something to choose between; norm scales scatter around 1 and biases around 0, so that leaving one out shows. The
-    same seed gives the same bits everywhere.
+    `config` may be what `config.json` is to say. They load here and in transformers alike. Matrices are normal with
+    variance 1 / fan-in, so that attention has something to choose between; norm scales scatter around 1 and biases
+    around 0, so that leaving one out shows. The same seed gives the same bits everywhere.
     """
+    raw = hf_config(config) if isinstance(config, ModelConfig) else dict(config)
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
-    (path / CONFIG).write_text(json.dumps(hf_config(config) | {"dtype": dtype}, indent=2) + "\n")
-    model, _ = abstract(config, dtype)
-    per_shard = -(-len(model.specs) // shards)
-    groups = [model.specs[i : i + per_shard] for i in range(0, len(model.specs), per_shard)]
+    (path / CONFIG).write_text(json.dumps(raw | {"dtype": dtype}, indent=2) + "\n")
+    model, _ = abstract(from_hf(raw), dtype)
+    shapes = {
+        name: each.shape for name, each in expected_tensors(model, parameter_parts(model, as_published=True)).items()
+    }
+    names = list(shapes)
+    per_shard = -(-len(names) // shards)
+    groups = [names[i : i + per_shard] for i in range(0, len(names), per_shard)]
     weight_map: dict[str, str] = {}
     for number, group in enumerate(groups, 1):
         file = SINGLE if shards == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
-        save_file({spec.name: _value(spec, seed, dtype) for spec in group}, path / file, metadata={"format": "pt"})
-        weight_map |= {spec.name: file for spec in group}
+        save_file({name: _value(name, shapes[name], seed, dtype) for name in group}, path / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(group, file)
     if shards > 1:
         (path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=2) + "\n")
 
 
-def _value(spec: ParamSpec, seed: int, dtype: str) -> HostArray:
+def _value(name: str, shape: tuple[int, ...], seed: int, dtype: str) -> HostArray:
     """A function of the tensor's name, not of its place in the file."""
-    random = np.random.RandomState([seed, zlib.crc32(spec.name.encode())])  # legacy: frozen across numpy versions
-    noise = random.standard_normal(spec.shape).astype(np.float32)
-    if len(spec.shape) == 2:
-        value = noise / np.float32(np.sqrt(spec.shape[1]))
+    random = np.random.RandomState([seed, zlib.crc32(name.encode())])  # legacy: frozen across numpy versions
+    noise = random.standard_normal(shape).astype(np.float32)
+    if len(shape) > 1:
+        value = noise / np.float32(np.sqrt(shape[-1]))
     else:
-        value = np.float32(0.1) * noise + np.float32(not spec.name.endswith("bias"))
+        value = np.float32(0.1) * noise + np.float32(not name.endswith("bias"))
     return value.astype(NUMPY_DTYPES[dtype])
 
 
@@ -148,8 +168,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(DTYPES))
     parser.add_argument("--shards", type=int, default=1)
     given = parser.parse_args()
-    config = from_hf(read_json(given.config), file=given.config.name)
-    write_random(given.directory, config, seed=given.seed, dtype=given.dtype, shards=given.shards)
+    write_random(given.directory, read_json(given.config), seed=given.seed, dtype=given.dtype, shards=given.shards)
 
 
 if __name__ == "__main__":

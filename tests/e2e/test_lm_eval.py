@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from jaxctx.model.bundled import BUNDLED
-from jaxctx.model.config import from_hf
+from jaxctx.model.registry import from_hf
 from scripts.checkpoints import write_random
 from tests.e2e.server_processes import Server
 

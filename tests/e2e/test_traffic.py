@@ -34,7 +34,7 @@ TRANSFORMER = ModelConfig(
     head_dim=16,
     ffn=48,
     max_positions=2048,
-    qk_norm=True,
+    query_key_norm="head",
 )
 
 

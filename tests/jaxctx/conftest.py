@@ -23,7 +23,11 @@ class Golden:
     greedy: np.ndarray
 
 
-@pytest.fixture(scope="session", params=sorted(path.stem for path in GOLDENS.glob("*.npz")))
+GOLDEN_NAMES = sorted(path.stem for path in GOLDENS.glob("*.npz"))
+"""All of them, a file each; of every family there is one at least."""
+
+
+@pytest.fixture(scope="session", params=GOLDEN_NAMES)
 def golden(request) -> Golden:
     with np.load(GOLDENS / f"{request.param}.npz") as data:
         return Golden(
@@ -40,9 +44,8 @@ def golden(request) -> Golden:
 @pytest.fixture(scope="session")
 def golden_checkpoint(golden, tmp_path_factory) -> Path:
     """A safetensors directory of the golden model in float32, without a tokenizer; transformers loads it too."""
-    from jaxctx.model.config import from_hf
     from scripts.checkpoints import write_random
 
     directory = tmp_path_factory.mktemp(golden.name)
-    write_random(directory, from_hf(golden.hf_config), seed=golden.seed)
+    write_random(directory, golden.hf_config, seed=golden.seed)
     return directory

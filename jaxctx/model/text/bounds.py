@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import tokenizers
 
-from jaxctx.model.config import JSON_BYTES, LIMITS, CheckpointError
+from jaxctx.model.config_reader import JSON_BYTES, LIMITS, CheckpointError
 
 # The largest published tokenizer.json takes 33 MB and has 262,145 entries, that of a served family 17 MB and 151,669.
 MAX_ENTRIES = LIMITS["vocab_size"]

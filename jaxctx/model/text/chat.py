@@ -19,7 +19,7 @@ import jinja2.nodes
 import jinja2.parser
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.config import CheckpointError
+from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text.sandbox import TooMuchWork, input_size, rendering, sandbox
 from jaxctx.model.text.special import NAMES
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from jaxctx.model.config import CheckpointError, Reader, from_hf, read_json
+from jaxctx.model.config_reader import CheckpointError, Reader, read_json
+from jaxctx.model.registry import from_hf
 from jaxctx.model.text.chat import ChatTemplate
 from jaxctx.model.text.sandbox import TooMuchWork
 from jaxctx.model.text.special import NAMES, add_tokens, named_tokens

@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from jaxctx.model.config import Reader
+from jaxctx.model.config_reader import Reader
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")

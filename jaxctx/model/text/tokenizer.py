@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.config import CheckpointError
+from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text.bounds import refuse_explosive, refuse_slow
 
 # Pre-tokenizers, type and behaviour, that lose no byte of a text.

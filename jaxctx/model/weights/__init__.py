@@ -8,7 +8,7 @@ Only formats that hold data and no code are read. Anything missing, superfluous,
 CheckpointError that names the file and the tensor. Called by the server's start and by training; never by the engine.
 """
 
-from jaxctx.model.config import CheckpointError
+from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.weights.load import LoadedModel, load_model, read_config, run_dtype, stored_weights_dtype
 from jaxctx.model.weights.write import convert, write_orbax
 

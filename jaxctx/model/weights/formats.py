@@ -6,6 +6,7 @@ as Hugging Face lays them out, parameters as one flat tree of arrays by tensor n
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path, PurePath
@@ -16,7 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from jaxctx.model.config import DTYPES, CheckpointError, read_json
+from jaxctx.model.config import DTYPES
+from jaxctx.model.config_reader import CheckpointError, read_json
+from jaxctx.model.families.family import TensorPart
+from jaxctx.model.weights.parts import PartsByName
 
 HostArray = npt.NDArray[Any]
 
@@ -63,16 +67,27 @@ class SafetensorsSource:
             if name not in self.tensors or self.tensors[name].file != shard:
                 raise CheckpointError(f"{shard}: {name}: missing, though {INDEX} says it is in this file")
 
-    def read(self, names: Sequence[str]) -> Iterator[tuple[str, HostArray]]:
-        """The named tensors in the order that reads fastest, holding few of them at a time.
+    def read(self, parts: PartsByName) -> Iterator[tuple[str, HostArray]]:
+        """The parameters, in the order that reads fastest, holding few of them at a time.
 
         Raises CheckpointError if a file turns out to be cut short or unreadable.
         """
-        file_of = {name: self.tensors[name].file for name in names}.__getitem__
-        for shard, inside in groupby(sorted(names, key=file_of), file_of):
-            with self._open(shard) as data:
-                for name in inside:
-                    yield name, data.get_tensor(name)
+        with ExitStack() as stack:
+            shards: dict[str, Any] = {}
+
+            def read_part(part: TensorPart) -> HostArray:
+                shard = self.tensors[part.tensor].file
+                if shard not in shards:
+                    shards[shard] = stack.enter_context(self._open(shard))
+                if part.rows is None:
+                    whole: HostArray = shards[shard].get_tensor(part.tensor)
+                    return whole
+                rows: HostArray = shards[shard].get_slice(part.tensor)[slice(*part.rows)]
+                return rows
+
+            for name in sorted(parts, key=lambda name: self.tensors[parts[name][0].tensor].file):
+                arrays = [read_part(part) for part in parts[name]]
+                yield name, arrays[0] if len(arrays) == 1 else np.stack(arrays)
 
     def _open(self, shard: str) -> Any:
         path = self._directory / shard
@@ -117,8 +132,9 @@ class OrbaxSource:
         except Exception as error:  # Orbax and TensorStore raise what their formats raise
             raise CheckpointError(f"{PARAMS}: not a readable Orbax checkpoint: {_first_line(error)}") from error
 
-    def read(self, names: Sequence[str]) -> Iterator[tuple[str, HostArray]]:
-        """As of `SafetensorsSource`."""
+    def read(self, parts: PartsByName) -> Iterator[tuple[str, HostArray]]:
+        """As of `SafetensorsSource`; each parameter is a whole tensor of its own name."""
+        names = list(parts)
         ends = accumulate(self.tensors[name].size_bytes for name in names)
         for _, group in groupby(zip(names, ends, strict=True), lambda each: each[1] // _READ_AT_ONCE_BYTES):
             yield from self._restore([name for name, _ in group]).items()

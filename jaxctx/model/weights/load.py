@@ -14,18 +14,23 @@ import xxhash
 from jax.sharding import Mesh
 
 from jaxctx.host_memory import physical_memory
-from jaxctx.model.config import DTYPES, CheckpointError, ModelConfig, from_hf, read_json
+from jaxctx.model.config import DTYPES, ModelConfig
+from jaxctx.model.config_reader import CheckpointError, read_json
+from jaxctx.model.families.family import TensorPart
 from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract
+from jaxctx.model.registry import from_hf
 from jaxctx.model.sharding import check_divisible, put, put_parameter
 from jaxctx.model.weights.formats import (
     CONFIG,
     NUMPY_DTYPES,
     PARAMS,
     HostArray,
+    SafetensorsSource,
     StoredTensor,
     WeightSource,
     open_source,
 )
+from jaxctx.model.weights.parts import ExpectedTensor, PartsByName, expected_tensors, parameter_parts
 from jaxctx.model.weights.quantize import quantize
 
 FINITE_AT_ONCE = 1 << 17  # elements that are looked at together: they stay in the processor's cache
@@ -61,6 +66,7 @@ def load_model(
     kv_dtype: str | None = None,
     weights_dtype: str | None = None,
     matmul_dtype: str | None = None,
+    context_tokens: int | None = None,
     mesh: Mesh | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -70,11 +76,12 @@ def load_model(
     bfloat16 for its range. `weights_dtype` is the type of the layers' matrices: "int8" or "float8_e4m3fn", made here
     unless they are stored so; a floating type, which is then `dtype` too; None: as stored if that has 8 bits, else
     `dtype`. `matmul_dtype`: what matrices of 8 bits are multiplied as, see `QuantizedWeight`; None: `dtype`.
+    `context_tokens`: of the longest context, see `ModelConfig.for_contexts_of`.
     The host holds one tensor at a time (of Orbax, a few hundred megabytes).
     Raises CheckpointError, before anything is moved if the headers already tell, and for a parameter with a value that
     is no number: one NaN makes NaN of every logit.
     """
-    source, model = open_checked(Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype)
+    source, model = open_checked(Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype, context_tokens)
     _check_memory(source, model)
     if mesh is not None:
         check_divisible(model.config, mesh)
@@ -118,9 +125,10 @@ def open_checked(
     kv_dtype: str | None = None,
     weights_dtype: str | None = None,
     matmul_dtype: str | None = None,
+    context_tokens: int | None = None,
 ) -> tuple[WeightSource, DecoderModel]:
     """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
-    config = read_config(directory)
+    config = read_config(directory).for_contexts_of(context_tokens)
     source = open_source(directory)
     _check_types(source)
     computes = run_dtype(dtype, weights_dtype) or _stored_float(source)
@@ -130,32 +138,37 @@ def open_checked(
         raise CheckpointError(f"weights_dtype: {stored} and cannot be loaded as {weights_dtype}")
     matrices = weights_dtype or (None if stored_bits is None else stored_bits.dtype)
     model, _ = abstract(config, computes, kv_dtype=kv_dtype, weights_dtype=matrices, matmul_dtype=matmul_dtype)
-    known = set()
-    for spec in model.specs:
-        if spec.is_scale and stored_bits is None:
-            continue  # made when its weight is
-        known.add(spec.name)
-        _check_stored(source, spec, quantized=stored_bits is not None and spec.dtype in EIGHT_BITS)
-    if config.tied:
-        known.add("lm_head.weight")  # some exporters write it again, and RoPE's frequencies
-    for name, tensor in source.tensors.items():
-        if name not in known and not name.endswith("rotary_emb.inv_freq"):
-            raise CheckpointError(f"{tensor.file}: {name}: unexpected, {config.architecture} has no such tensor")
+    expected = expected_tensors(model, stored_parts(source, model))
+    for name, wanted in expected.items():
+        _check_stored(source, name, wanted, quantized=stored_bits is not None and wanted.spec.dtype in EIGHT_BITS)
+    again = {"lm_head.weight"} if config.tied else set()  # some exporters write it again, and RoPE's frequencies
+    for name, found in source.tensors.items():
+        if name not in expected.keys() | again and not name.endswith("rotary_emb.inv_freq"):
+            raise CheckpointError(f"{found.file}: {name}: unexpected, {config.architecture} has no such tensor")
     return source, model
 
 
-def _check_stored(source: WeightSource, spec: ParamSpec, *, quantized: bool) -> None:
+def stored_parts(source: WeightSource, model: DecoderModel) -> PartsByName:
+    """Where the parameters are that the checkpoint stores. Scales are not stored where a weight becomes 8 bits here."""
+    parts = parameter_parts(model, as_published=isinstance(source, SafetensorsSource))
+    made = _stored_eight_bits(source) is None
+    return {spec.name: parts[spec.name] for spec in model.specs if not (spec.is_scale and made)}
+
+
+def _check_stored(source: WeightSource, name: str, expected: ExpectedTensor, *, quantized: bool) -> None:
     """Raises CheckpointError unless the tensor is there in the right shape, and in its 8 bits if it is `quantized`."""
-    stored = source.tensors.get(spec.name)
+    stored = source.tensors.get(name)
     if stored is None:
-        raise CheckpointError(f"{source.file}: {spec.name}: missing, shape {list(spec.shape)} expected")
-    if stored.shape != spec.shape:
-        shapes = f"shape {list(stored.shape)}, but {CONFIG} says {list(spec.shape)}"
-        raise CheckpointError(f"{stored.file}: {spec.name}: {shapes}")
-    if quantized and stored.dtype != spec.dtype:
-        raise CheckpointError(f"{stored.file}: {spec.name}: type {stored.dtype}, but other weights are {spec.dtype}")
+        raise CheckpointError(f"{source.file}: {name}: missing, shape {list(expected.shape)} expected")
+    if stored.shape != expected.shape:
+        shapes = f"shape {list(stored.shape)}, but {CONFIG} says {list(expected.shape)}"
+        raise CheckpointError(f"{stored.file}: {name}: {shapes}")
+    if quantized and stored.dtype != expected.spec.dtype:
+        raise CheckpointError(
+            f"{stored.file}: {name}: type {stored.dtype}, but other weights are {expected.spec.dtype}"
+        )
     if not quantized and stored.dtype in EIGHT_BITS:
-        raise CheckpointError(f"{stored.file}: {spec.name}: type {stored.dtype}, which only layers' matrices may have")
+        raise CheckpointError(f"{stored.file}: {name}: type {stored.dtype}, which only layers' matrices may have")
 
 
 def _stored_eight_bits(source: WeightSource) -> StoredTensor | None:
@@ -202,12 +215,13 @@ def read_cast(
     A weight that is to have 8 bits and is stored wider comes as values, then as scales.
     """
     by_name = {spec.name: spec for spec in model.specs}
-    stored = [name for name in by_name if name in source.tensors]
-    done, total = 0, sum(source.tensors[name].size_bytes for name in stored)
+    parts = stored_parts(source, model)
+    size_bytes = {name: _size_bytes(source, by_name[name], parts[name]) for name in parts}
+    done, total = 0, sum(size_bytes.values())
     report = progress or (lambda done, total: None)
     report(done, total)
-    for name, data in source.read(stored):
-        spec, tensor = by_name[name], source.tensors[name]
+    for name, data in source.read(parts):
+        spec, tensor = by_name[name], source.tensors[parts[name][0].tensor]
         made = spec.dtype in EIGHT_BITS and tensor.dtype not in EIGHT_BITS
         with np.errstate(over="ignore"):  # what overflows is found next
             cast = data.astype(np.float32 if made else NUMPY_DTYPES[spec.dtype], copy=False)
@@ -219,8 +233,13 @@ def read_cast(
             yield by_name[spec.scale_name], scale
         else:
             yield spec, cast
-        done += tensor.size_bytes
+        done += size_bytes[name]
         report(done, total)
+
+
+def _size_bytes(source: WeightSource, spec: ParamSpec, parts: tuple[TensorPart, ...]) -> int:
+    """What is read for a parameter."""
+    return math.prod(spec.shape) * NUMPY_DTYPES[source.tensors[parts[0].tensor].dtype].itemsize
 
 
 def _check_finite(data: HostArray, file: str, name: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxctx.errors import AlreadyExists
-from jaxctx.model.config import read_json
+from jaxctx.model.config_reader import read_json
 from jaxctx.model.weights.formats import CONFIG, PARAMS, HostArray
 from jaxctx.model.weights.load import Progress, open_checked, read_cast
 

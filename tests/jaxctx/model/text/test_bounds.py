@@ -14,7 +14,7 @@ from tokenizers import models, pre_tokenizers
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.bundled import BUNDLED
-from jaxctx.model.config import CheckpointError
+from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text import Tokenizer
 from jaxctx.model.text import bounds as bounds_module
 from tests.echo import echo_text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.config import CheckpointError
+from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text import ChatTemplate
 from jaxctx.model.text.chat import TemplateOptions
 from tests.echo import CHATML

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxctx.model.config import CheckpointError
+from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text import ModelText, load_text
 from tests.echo import EOS_ID, echo_text
 

@@ -11,7 +11,7 @@ import jinja2.sandbox
 import pytest
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.config import CheckpointError
+from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text import ChatTemplate
 from jaxctx.model.text.sandbox import CPU_S, TooMuchWork, rendering
 from tests.templates import LLAMA32, MISTRAL3, QWEN2, QWEN3

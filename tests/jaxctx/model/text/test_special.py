@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from jaxctx.model.config import CheckpointError, Reader
+from jaxctx.model.config_reader import CheckpointError, Reader
 from jaxctx.model.text.special import MAX_TOKEN, add_tokens, named_tokens
 
 SETTINGS, OLDER, OLDEST = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"

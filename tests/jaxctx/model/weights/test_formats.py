@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jaxctx.model.families.family import TensorPart
 from jaxctx.model.weights import CheckpointError, formats
 from jaxctx.model.weights.formats import OrbaxSource, SafetensorsSource, StoredTensor, open_source
 from scripts.checkpoints import write_random
@@ -35,11 +36,15 @@ def test_tensors_of_shards_name_their_file(sharded):
     assert source.file == "model.safetensors.index.json"
 
 
+def whole(names):
+    return {name: (TensorPart(name),) for name in names}
+
+
 def test_shards_are_read_one_after_the_other(sharded):
     """Whatever the order of the names, no shard is opened twice, and each tensor comes once."""
     source = SafetensorsSource(sharded)
     names = sorted(source.tensors, key=lambda name: name[::-1])
-    read = dict(source.read(names))
+    read = dict(source.read(whole(names)))
     files = [source.tensors[name].file for name in read]
     assert files == sorted(files)
     assert read.keys() == source.tensors.keys()
@@ -49,15 +54,32 @@ def test_shards_are_read_one_after_the_other(sharded):
 
 def test_only_the_named_tensors_are_read(checkpoint, orbax):
     for source in (SafetensorsSource(checkpoint), OrbaxSource(orbax)):
-        assert [name for name, _ in source.read([Q_PROJ])] == [Q_PROJ]
-        assert list(source.read([])) == []
+        assert [name for name, _ in source.read(whole([Q_PROJ]))] == [Q_PROJ]
+        assert list(source.read({})) == []
+
+
+def test_parts_of_tensors_are_cut_out_and_stacked(sharded):
+    """Also of tensors that are in several shards."""
+    source = SafetensorsSource(sharded)
+    first, last = (f"model.layers.{layer}.self_attn.k_proj.weight" for layer in (0, 1))
+    assert source.tensors[first].file != source.tensors[last].file
+    stored = {name: load_file(sharded / source.tensors[name].file)[name] for name in (first, last)}
+    parts = {
+        "both": (TensorPart(last), TensorPart(first)),
+        "rows": (TensorPart(first, (3, 7)),),
+        "rows of both": (TensorPart(first, (0, 2)), TensorPart(last, (30, 32))),
+    }
+    read = dict(source.read(parts))
+    np.testing.assert_array_equal(read["both"], np.stack([stored[last], stored[first]]))
+    np.testing.assert_array_equal(read["rows"], stored[first][3:7])
+    np.testing.assert_array_equal(read["rows of both"], np.stack([stored[first][:2], stored[last][30:]]))
 
 
 def test_a_file_that_is_cut_short_after_it_was_opened_is_refused(checkpoint):
     source = SafetensorsSource(checkpoint)
     (checkpoint / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"^model\.safetensors: not a whole safetensors file"):
-        list(source.read([Q_PROJ]))
+        list(source.read(whole([Q_PROJ])))
 
 
 def test_orbax_is_read_in_groups(orbax, checkpoint, monkeypatch):
@@ -71,7 +93,7 @@ def test_orbax_is_read_in_groups(orbax, checkpoint, monkeypatch):
 
     monkeypatch.setattr(source, "_restore", counted)
     monkeypatch.setattr(formats, "_READ_AT_ONCE_BYTES", 20_000)
-    read = dict(source.read(list(source.tensors)))
+    read = dict(source.read(whole(source.tensors)))
     assert len(groups) > 1
     assert sorted(itertools.chain(*groups)) == sorted(source.tensors)
     stored = load_file(checkpoint / "model.safetensors")

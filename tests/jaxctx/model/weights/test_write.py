@@ -16,13 +16,13 @@ from tests.jaxctx.model.weights.edits import edit_json
 def test_convert_narrows_and_keeps_the_companions(checkpoint, tmp_path):
     (checkpoint / "tokenizer.json").write_text("{}")
     (checkpoint / "unrelated.py").write_text("raise SystemExit")
-    edit_json(checkpoint / "config.json", torch_dtype="float32", extra=1)
+    edit_json(checkpoint / "config.json", torch_dtype="float32", task_specific_params=1)
     seen = []
     convert(checkpoint, tmp_path / "out", dtype="bfloat16", progress=lambda done, total: seen.append((done, total)))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "params", "tokenizer.json"]
     assert seen[-1][0] == seen[-1][1]
     written = json.loads((tmp_path / "out/config.json").read_text())
-    assert (written["dtype"], written["extra"], "torch_dtype" in written) == ("bfloat16", 1, False)
+    assert (written["dtype"], written["task_specific_params"], "torch_dtype" in written) == ("bfloat16", 1, False)
     assert load_model(tmp_path / "out").revision == load_model(checkpoint, dtype="bfloat16").revision
 
 

@@ -1,0 +1,42 @@
+"""What a family file gives the registry."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxctx.model.config import ModelConfig
+from jaxctx.model.config_reader import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """Where a parameter is in a checkpoint: a whole tensor, or rows of one."""
+
+    tensor: str
+    rows: tuple[int, int] | None = None  # from, to: of the first axis; None: all
+
+
+PartsOf = Callable[[ModelConfig, str], tuple[TensorPart, ...]]
+"""A parameter's name → its part of a checkpoint; several are stacked along a new first axis."""
+
+
+def own_name(config: ModelConfig, parameter: str) -> tuple[TensorPart, ...]:
+    """The parts of families whose tensors are named as our parameters are."""
+    return (TensorPart(parameter),)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What is special about one class of models."""
+
+    architecture: str
+    """As `architectures[0]` names it."""
+    defaults: Mapping[str, Any]
+    """What a key means that `config.json` leaves out: the default of the class in transformers."""
+    fields: frozenset[str]
+    """The keys that `read` understands, beside those of `defaults`."""
+    read: Callable[[Reader], ModelConfig]
+    """Raises CheckpointError, naming the key, for what is malformed, out of bounds or unsupported."""
+    ignored: frozenset[str] = frozenset()
+    """Keys that change no computed value, beside `fields.CHANGE_NOTHING`."""
+    parts_of: PartsOf = own_name

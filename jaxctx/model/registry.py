@@ -1,0 +1,58 @@
+"""The registry: `architectures[0]` of a `config.json` → the family that reads it.
+
+A family that is not here is refused by name; so is a key that its family does not understand.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxctx.model.config import ModelConfig
+from jaxctx.model.config_reader import Reader, shown
+from jaxctx.model.families.family import Family
+from jaxctx.model.families.fields import refuse_unknown
+from jaxctx.model.families.gemma import GEMMA, GEMMA2, GEMMA3
+from jaxctx.model.families.granite import GRANITE
+from jaxctx.model.families.llama import LLAMA
+from jaxctx.model.families.mistral import MISTRAL
+from jaxctx.model.families.olmo import OLMO2, OLMO3
+from jaxctx.model.families.phi3 import PHI3
+from jaxctx.model.families.qwen import QWEN2, QWEN3
+from jaxctx.model.families.smollm3 import SMOLLM3
+
+_EVERY = (
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    OLMO2,
+    OLMO3,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+)
+
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _EVERY}
+
+
+def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig:
+    """The record for a Hugging Face configuration, of transformers 4 or 5.
+
+    A key that is missing has the value that the family's class in transformers gives it (`Family.defaults`).
+    Raises CheckpointError, naming `file` and the key, for anything malformed, out of bounds, unsupported or unknown.
+    """
+    family = _family(Reader(raw, file))
+    read = Reader(raw, file, defaults=family.defaults)
+    refuse_unknown(read, family.fields | family.defaults.keys() | family.ignored)
+    return family.read(read)
+
+
+def _family(read: Reader) -> Family:
+    names = read.get("architectures")
+    if not isinstance(names, list) or len(names) != 1:
+        read.refuse("architectures", f"must name one architecture, not {shown(names)}")
+    if not isinstance(names[0], str) or names[0] not in FAMILIES:
+        read.refuse("architectures", f"{shown(names[0])} is not supported; supported are {', '.join(FAMILIES)}")
+    return FAMILIES[names[0]]
