@@ -34,7 +34,7 @@ from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import GROUP, logical_sharding, make_mesh
 from jaxctx.model.text import ModelText, load_text
-from jaxctx.model.weights import load_model, read_config, run_dtype, stored_weights_dtype
+from jaxctx.model.weights import MatrixTypes, load_model, read_config, run_dtype, stored_matrix_types
 from jaxctx.model.weights.load import open_checked
 from jaxctx_kernels import KernelChoice
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
@@ -154,8 +154,9 @@ def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, F
     """A model without weights, in the types of the settings."""
     types, path = _types(config), Path(config.model or BUNDLED)
     dtype = run_dtype(types.dtype, types.weights_dtype) or ("float32" if shape.dtype == "float32" else "bfloat16")
-    weights_dtype = types.weights_dtype or (stored_weights_dtype(path) if path.exists() else None)
-    return abstract(shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype)
+    stored = stored_matrix_types(path) if path.exists() else MatrixTypes(None)
+    weights_dtype = types.weights_dtype or stored.dtype
+    return abstract(shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype, wide=stored.wide)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 from jaxctx.model.config import DTYPES, Activation, LayerAttention, ModelConfig
 from jaxctx.model.config_reader import Reader, shown
 from jaxctx.model.families import rope
+from jaxctx.model.quantization.config import read_quantization
 
 NORM_EPS = (1e-37, 1.0)  # every root of a mean square is a finite float32 above 0
 
@@ -143,8 +144,7 @@ def read_shared(read: Reader) -> ModelConfig:
 
     All layers see everything.
     """
-    if read.get("quantization_config") is not None:
-        read.refuse("quantization_config", "quantised checkpoints are not supported")
+    read_quantization(read)  # refuses what is not supported; how weights are stored is nothing of the model
     width, heads = read.size("hidden_size"), read.size("num_attention_heads")
     return ModelConfig(
         architecture=read.get("architectures")[0],
