@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.quantization.grouped import GroupedMatrix
-from jaxctx.model.quantization.packing import AWQ_ORDER, IN_ORDER, plus_one, unpack_columns, unpack_rows
+from jaxctx.model.quantization.packing import AWQ_ORDER, IN_ORDER, unpack_columns, unpack_rows
 from jaxctx.model.quantization.scheme import Quantization, WeightScheme
 from jaxctx.model.stored_tensor import StoredTensor
 
@@ -279,13 +279,17 @@ def _awq_or_gptq(matrix: StoredMatrix, read: ReadTensor) -> GroupedMatrix:
     scheme, (out, inside) = matrix.scheme, matrix.shape
     scales = read_scales(matrix, read)
     assert matrix.zeros is not None
-    words, zeros = read(matrix.main), read(matrix.zeros)
-    if scheme.zeros_minus_one:
-        zeros = plus_one(zeros, scheme.bits)
+    words = read(matrix.main)
     is_awq = scheme.layout == "awq"
     order = AWQ_ORDER if is_awq else IN_ORDER
     values = unpack_rows(words, 4, out, order) if is_awq else unpack_columns(words, scheme.bits, inside)
-    whole = unpack_rows(zeros, scheme.bits, out, order).astype(np.float32)
+    zeros = unpack_rows(read(matrix.zeros), scheme.bits, out, order)
+    largest = (1 << scheme.bits) - 1
+    if scheme.zeros_minus_one and (zeros == largest).any():
+        # 0 or 16, by who reads it: programs add 1 to each, to all that are in a word, or take the rest of a division.
+        why = f"holds {largest}, which is not 1 less than a number of {scheme.bits} bits"
+        raise CheckpointError(f"{matrix.file}: {matrix.zeros}: {why}")
+    whole = zeros.astype(np.float32) + np.float32(scheme.zeros_minus_one)
     group_of = _group_of(matrix, scales.shape[0], read)
     return GroupedMatrix(values.T, scales.T, whole.T, scheme.block, group_of=group_of)
 

@@ -36,10 +36,3 @@ def unpack_columns(words: Words, bits: int, rows: int) -> Integers:
 
 def _integers(words: Words, bits: int, place: int) -> npt.NDArray[np.uint32]:
     return (words.view(np.uint32) >> np.uint32(bits * place)) & np.uint32((1 << bits) - 1)
-
-
-def plus_one(words: Words, bits: int) -> Words:
-    """1 added to every integer of every word, as one sum: undoes the subtraction of GPTQ's first format."""
-    ones = sum(1 << shift for shift in range(0, 32, bits))
-    added: Words = (words.view(np.uint32) + np.uint32(ones)).view(np.int32)
-    return added

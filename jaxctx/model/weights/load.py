@@ -122,11 +122,12 @@ def stored_matrix_types(directory: Path) -> MatrixTypes:
 
     Raises CheckpointError for one that cannot be read.
     """
+    config = read_config(directory)
     quantization = read_quantization(Reader(read_json(directory / CONFIG), CONFIG))
     has_safetensors = (directory / INDEX).exists() or (directory / SINGLE).exists()
     if not (directory / PARAMS).is_dir() and (quantization is None or not has_safetensors):
         return MatrixTypes(None if quantization is None else quantization.kept_dtype)
-    return _matrix_types(open_weights(directory), read_config(directory))
+    return _matrix_types(open_weights(directory, config), config)
 
 
 def _matrix_types(source: WeightSource, config: ModelConfig) -> MatrixTypes:
@@ -159,7 +160,7 @@ def open_checked(
 ) -> tuple[WeightSource, DecoderModel]:
     """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
     config = read_config(directory)
-    source = open_weights(directory)
+    source = open_weights(directory, config)
     _check_types(source)
     computes = run_dtype(dtype, weights_dtype) or _stored_float(source)
     stored_bits = _stored_eight_bits(source)

@@ -6,15 +6,17 @@ scales of activations and of KV                     ──▶ nothing
 the rest                                            ──▶ itself
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
+from jaxctx.model.config import ModelConfig
 from jaxctx.model.config_reader import CheckpointError, Reader, read_json
 from jaxctx.model.families.family import TensorPart
+from jaxctx.model.functional import abstract
 from jaxctx.model.quantization.config import FIELD, read_quantization
 from jaxctx.model.quantization.grouped import dequantise
 from jaxctx.model.quantization.matrix import (
@@ -30,13 +32,13 @@ from jaxctx.model.quantization.matrix import (
 from jaxctx.model.quantization.scheme import Quantization
 from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
 from jaxctx.model.weights.formats import CONFIG, HostArray, OrbaxSource, SafetensorsSource, open_source, read_in_order
-from jaxctx.model.weights.parts import PartsByName
+from jaxctx.model.weights.parts import PartsByName, parameter_parts
 
 WeightSource: TypeAlias = "SafetensorsSource | OrbaxSource | QuantisedSource"
 
 
-def open_weights(directory: Path) -> WeightSource:
-    """The weights in `directory`, in whichever format, as `config.json` says that they are stored.
+def open_weights(directory: Path, config: ModelConfig) -> WeightSource:
+    """The weights in `directory` of a model, in whichever format, as `config.json` says that they are stored.
 
     Raises CheckpointError if there are none that can be read.
     """
@@ -46,7 +48,14 @@ def open_weights(directory: Path) -> WeightSource:
         return source
     if isinstance(source, OrbaxSource):
         raise CheckpointError(f"{CONFIG}: {FIELD}: not in an Orbax checkpoint, which has our own forms alone")
-    return QuantisedSource(source, quantization)
+    return QuantisedSource(source, quantization, _layers_matrices(config))
+
+
+def _layers_matrices(config: ModelConfig) -> frozenset[str]:
+    """The tensors in which a checkpoint has what may have 8 bits here: not the head."""
+    model, _ = abstract(config, "float32", weights_dtype="int8")
+    parts = parameter_parts(model, as_published=True)
+    return frozenset(part.tensor for spec in model.specs if spec.dtype == "int8" for part in parts[spec.name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +70,10 @@ class Shown:
 class QuantisedSource:
     """A `WeightSource` of the checkpoint's matrices in our forms."""
 
-    def __init__(self, stored: SafetensorsSource, quantization: Quantization) -> None:
-        """Raises CheckpointError, naming a tensor, where tensors contradict each other or `quantization`."""
+    def __init__(self, stored: SafetensorsSource, quantization: Quantization, may_be_narrow: Collection[str]) -> None:
+        """`may_be_narrow`: the tensors that may stay in 8 bits; all others become wide.
+
+        Raises CheckpointError, naming a tensor, where tensors contradict each other or `quantization`."""
         self._stored = stored
         self.file = stored.file
         self.dequantised: list[StoredMatrix] = []
@@ -77,7 +88,8 @@ class QuantisedSource:
             for module in quantised_modules(stored.tensors):
                 matrix = find_matrix(module, stored.tensors, quantization, read)
                 hidden |= matrix.tensors | {f"{module}.{leaf}" for leaf in OF_ACTIVATIONS}
-                self._show(matrix, is_kept=quantization.keeps(matrix.scheme))
+                may_be_kept = f"{module}.weight" in may_be_narrow
+                self._show(matrix, is_kept=may_be_kept and quantization.keeps(matrix.scheme))
         self.tensors: Mapping[str, StoredTensor] = {
             name: tensor for name, tensor in stored.tensors.items() if name not in hidden and not name.endswith(OF_KV)
         } | {name: shown.tensor for name, shown in self._shown.items()}

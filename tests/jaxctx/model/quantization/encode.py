@@ -315,3 +315,10 @@ def write_quantised(
     config = json.loads((directory / "wide/config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"quantization_config": dict(form.config)}))
     return found
+
+
+def edit_quantised(directory: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    """Apply `change` to the tensors of a checkpoint that `write_quantised` made."""
+    tensors = load_tensors(directory / "model.safetensors")
+    change(tensors)
+    save_tensors(directory / "model.safetensors", tensors)

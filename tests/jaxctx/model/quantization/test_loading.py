@@ -7,9 +7,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxctx.model.config_reader import CheckpointError
+from jaxctx.model.families.family import TensorPart
 from jaxctx.model.functional import EIGHT_BITS
-from jaxctx.model.weights import convert, load_model, stored_matrix_types
-from tests.jaxctx.model.quantization.encode import FORMATS, write_quantised
+from jaxctx.model.registry import FAMILIES
+from jaxctx.model.weights import convert, load_model, parts, stored_matrix_types
+from tests.jaxctx.model.quantization.encode import F8, FORMATS, edit_quantised, write_quantised
+from tests.jaxctx.model.weights.edits import edit_json
 
 by_format = pytest.mark.parametrize("name", FORMATS)
 
@@ -162,10 +166,115 @@ def test_scales_of_activations_and_of_kv_are_passed_over(tiny, tmp_path):
     config = form.config | {"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}
     write_quantised(tmp_path, tiny, dataclasses.replace(form, config=config))
     revision = load_model(tmp_path).revision
-    from tests.jaxctx.model.quantization.encode import load_tensors, save_tensors
-
-    tensors = load_tensors(tmp_path / "model.safetensors")
-    for kind in "kv":
-        tensors[f"model.layers.0.self_attn.{kind}_scale"] = np.ones(1, ml_dtypes.bfloat16)
-    save_tensors(tmp_path / "model.safetensors", tensors)
+    scales = {f"model.layers.0.self_attn.{kind}_scale": np.ones(1, ml_dtypes.bfloat16) for kind in "kv"}
+    edit_quantised(tmp_path, lambda tensors: tensors.update(scales))
     assert load_model(tmp_path).revision == revision
+
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("awq", lambda t: t.pop(f"{Q}.scales"), rf"{Q}\.scales: missing, quantization_config says 4-bit integers"),
+        ("awq", lambda t: t.update({f"{Q}.g": np.zeros(1, np.float32)}), rf"{Q}\.g: unexpected"),
+        ("awq", lambda t: t.pop(f"{Q}.qweight"), rf"{Q}\.(qzeros|scales): "),
+        ("W8A8", lambda t: t.pop(f"{Q}.weight"), rf"{Q}\.weight: missing, shape \[64, 32\] expected"),
+        (
+            "W8A8",
+            lambda t: t.update({f"{Q}.weight": np.zeros((64, 32), np.float32)}),
+            rf"{Q}\.weight: type float32, but other weights are int8",
+        ),
+        (
+            "W8A8",
+            lambda t: t.update({f"{Q}.weight": np.zeros((64, 48), np.int8)}),
+            rf"{Q}\.weight: shape \[64, 48\], but config\.json says \[64, 32\]",
+        ),
+        (
+            "W8A8",
+            lambda t: t.update({"model.embed_tokens.weight": np.zeros((96, 32), np.int8)}),
+            r"model\.embed_tokens\.weight_scale: missing",
+        ),
+        (
+            "FP8",
+            lambda t: t[f"{Q}.weight"].__setitem__((5, 7), np.nan),
+            rf"{Q}\.weight: holds values that are not finite",
+        ),
+        (
+            "fp8 in blocks",
+            lambda t: t[f"{Q}.weight"].__setitem__((5, 7), np.nan),
+            rf"{Q}\.weight: holds values that are not finite in float32; the first is nan at \[5, 7\]",
+        ),
+        (
+            "fp8 in blocks",
+            lambda t: t[f"{Q}.weight_scale_inv"].fill(3e38),
+            rf"{Q}\.weight: holds values that are not finite in float32",
+        ),
+    ],
+)
+def test_what_contradicts_is_refused_by_name(tiny, tmp_path, name, change, message):
+    write_quantised(tmp_path, tiny, FORMATS[name])
+    edit_quantised(tmp_path, change)
+    with pytest.raises(CheckpointError, match=rf"^model\.safetensors: {message}"):
+        load_model(tmp_path)
+
+
+def test_a_quantised_head_becomes_wide(tiny, tmp_path):
+    """A head never has 8 bits here."""
+    found = write_quantised(tmp_path, tiny, FORMATS["W8A8"])
+    numbers = FORMATS["W8A8"].make(99, (96, 32))
+    encoded = {f"lm_head.{leaf}": array for leaf, array in FORMATS["W8A8"].encode(numbers).items()}
+    edit_quantised(tmp_path, lambda tensors: tensors.update(encoded))
+    held = arrays(load_model(tmp_path))
+    np.testing.assert_array_equal(held["lm_head.weight"], numbers.reference)
+    assert held[next(iter(found))].dtype == np.int8
+
+
+def test_an_orbax_checkpoint_is_not_of_another_program(tiny, tmp_path):
+    write_quantised(tmp_path / "src", tiny, FORMATS["awq"])
+    convert(tmp_path / "src/wide", tmp_path / "dst")
+    edit_json(tmp_path / "dst/config.json", quantization_config=dict(FORMATS["awq"].config))
+    with pytest.raises(CheckpointError, match=r"^config\.json: quantization_config: not in an Orbax checkpoint"):
+        load_model(tmp_path / "dst")
+
+
+def test_quantised_tensors_without_a_configuration_are_refused(tiny, tmp_path):
+    for name, kind in (("W8A8", "I8"), ("FP8", "F8_E4M3"), ("awq", "I32")):
+        write_quantised(tmp_path, tiny, FORMATS[name])
+        edit_json(tmp_path / "config.json", quantization_config=None)
+        with pytest.raises(CheckpointError, match=rf": type {kind} is not one of float32"):
+            load_model(tmp_path)
+
+
+class Fused:
+    """A family whose query, key and value are one tensor."""
+
+    @staticmethod
+    def parts_of(config, parameter):
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        starts = {"q_proj": 0, "k_proj": queries, "v_proj": queries + keys}
+        for name, start in starts.items():
+            if f".{name}." in parameter:
+                rows = start, start + (queries if name == "q_proj" else keys)
+                return (TensorPart(parameter.replace(name, "qkv_proj"), rows),)
+        return (TensorPart(parameter),)
+
+
+@by_format
+def test_matrices_that_are_one_tensor(tiny, tmp_path, monkeypatch, name):
+    family = dataclasses.replace(FAMILIES["Qwen3ForCausalLM"], parts_of=Fused.parts_of)
+    monkeypatch.setattr(parts, "FAMILIES", {**FAMILIES, "Qwen3ForCausalLM": family})
+    found = write_quantised(tmp_path, tiny, FORMATS[name])
+    loaded = load_model(tmp_path)
+    held, wide = arrays(loaded), arrays(load_model(tmp_path / "wide"))
+    assert {"qkv_proj"} == {key.split(".")[-2] for key in found if "self_attn" in key and "o_proj" not in key}
+    kept = FORMATS[name].kept
+    for spec in loaded.model.specs:
+        if spec.is_scale or spec.name not in wide:
+            continue
+        values = held[spec.name]
+        if spec.dtype == kept:
+            numbers = values.view(F8) if kept == "float8_e4m3fn" else values
+            values = numbers.astype(np.float64) * held[spec.scale_name].astype(np.float64)[:, None]
+        np.testing.assert_array_equal(values.astype(np.float32), wide[spec.name])
