@@ -194,6 +194,8 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
     matmul_dtype = _matmul_dtype(config, path)
     types = _types(config)._asdict()
     loaded = load_model(path, **types, matmul_dtype=matmul_dtype, mesh=mesh, progress=progress.weights)
+    if loaded.widened:
+        log.warning("%s", loaded.widened)
     return ServedModel(
         model=loaded.model,
         params=loaded.params,
@@ -204,6 +206,7 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
         parameters=loaded.parameters,
         dtype=loaded.model.dtype,
         weights_dtype=loaded.model.weights_dtype,
+        widened=loaded.widened,
     )
 
 

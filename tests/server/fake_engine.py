@@ -136,6 +136,7 @@ class FakeEngine:
     """Implements `jaxctx.engine.interface.Engine`."""
 
     attention_window: int | None = None
+    weights_in_words: str = ""
     sizes_in_words = "page 4, 4 at once, 16 rows a step (as set)"
     host_tier_in_words = ""
     attention = AttentionChoice("reference", AttentionReason.PLATFORM)
