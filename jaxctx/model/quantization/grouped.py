@@ -43,17 +43,16 @@ def dequantise(matrix: GroupedMatrix) -> npt.NDArray[np.float32]:
 
     def fill(start: int) -> None:
         stop = min(start + step, out)
-        first, last = start // rows_of_block, (stop - 1) // rows_of_block + 1
-        rows = np.arange(start, stop) // rows_of_block - first
-        part = wide[start:stop]
+        blocks = np.arange(start, stop) // rows_of_block
+        part, values = wide[start:stop], matrix.values[start:stop]
         if matrix.is_float8:
-            np.take(FLOAT8_VALUES, matrix.values[start:stop], out=part)
+            np.take(FLOAT8_VALUES, values, out=part)
         else:
-            part[:] = matrix.values[start:stop]
+            part[:] = values
         if matrix.zeros is not None:
-            part -= matrix.zeros[first:last][:, group_of][rows]
+            part -= matrix.zeros[blocks][:, group_of]
         with np.errstate(over="ignore"):  # what overflows is refused when the parameter is checked
-            part *= matrix.scales[first:last][:, group_of][rows]
+            part *= matrix.scales[blocks][:, group_of]
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(fill, range(0, out, step)):

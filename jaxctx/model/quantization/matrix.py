@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.quantization.grouped import GroupedMatrix
-from jaxctx.model.quantization.packing import AWQ_ORDER, IN_ORDER, unpack_columns, unpack_rows
+from jaxctx.model.quantization.packing import AWQ_ORDER, IN_ORDER, turned, unpack_columns, unpack_rows
 from jaxctx.model.quantization.scheme import Quantization, WeightScheme
 from jaxctx.model.stored_tensor import StoredTensor
 
@@ -291,7 +291,8 @@ def _awq_or_gptq(matrix: StoredMatrix, read: ReadTensor) -> GroupedMatrix:
         raise CheckpointError(f"{matrix.file}: {matrix.zeros}: {why}")
     whole = zeros.astype(np.float32) + np.float32(scheme.zeros_minus_one)
     group_of = _group_of(matrix, scales.shape[0], read)
-    return GroupedMatrix(values.T, scales.T, whole.T, scheme.block, group_of=group_of)
+    of_groups = (np.ascontiguousarray(each.T) for each in (scales, whole))
+    return GroupedMatrix(turned(values), *of_groups, scheme.block, group_of=group_of)
 
 
 def _group_of(matrix: StoredMatrix, groups: int, read: ReadTensor) -> npt.NDArray[np.int32] | None:

@@ -15,6 +15,8 @@ IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The place of the integer in the lowest 4 bits, in the next 4, and so on."""
 
+TURNED_AT_ONCE = 64  # rows
+
 
 def unpack_rows(words: Words, bits: int, columns: int, order: tuple[int, ...] = IN_ORDER) -> Integers:
     """`[rows, words]` → the first `columns` integers of `bits` bits (4 or 8) of each row, `[rows, columns]`."""
@@ -36,3 +38,12 @@ def unpack_columns(words: Words, bits: int, rows: int) -> Integers:
 
 def _integers(words: Words, bits: int, place: int) -> npt.NDArray[np.uint32]:
     return (words.view(np.uint32) >> np.uint32(bits * place)) & np.uint32((1 << bits) - 1)
+
+
+def turned(integers: Integers) -> Integers:
+    """`[rows, columns]` → `[columns, rows]`, some rows at a time: as a whole each byte is in another page of memory."""
+    columns = np.empty(integers.shape[::-1], np.uint8)
+    for start in range(0, integers.shape[0], TURNED_AT_ONCE):
+        stop = start + TURNED_AT_ONCE
+        columns[:, start:stop] = integers[start:stop].T
+    return columns
