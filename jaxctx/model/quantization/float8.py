@@ -10,6 +10,7 @@ KNOWN = frozenset(
         "fmt",
         "weight_block_size",
         "scale_fmt",
+        "expert_dtype",
         # activations are not rounded here, and KV is as `--kv-dtype` says
         "activation_scheme",
         "kv_cache_scheme",
@@ -17,6 +18,7 @@ KNOWN = frozenset(
         # what the tensors themselves show, see `config`
         "modules_to_not_convert",
         "ignored_layers",
+        "modules_to_convert",
         # how another program computes
         "dequantize",
     }
@@ -28,6 +30,7 @@ def read_float8(read: Reader) -> tuple[WeightScheme, ...]:
     refuse_unknown(read, KNOWN)
     read.one_of(["e4m3", "float8_e4m3fn"], "fmt")
     read.one_of([None, "float", "ue8m0"], "scale_fmt")  # powers of two are stored as float32, or refused by their type
+    read.one_of(["fp8"], "expert_dtype")
     block = (0, 0) if read.get("weight_block_size") is None else block_sizes(read, "weight_block_size")
     names = ("weight_scale_inv", "weight_scale")  # either multiplies, whatever it is called
     return (WeightScheme("values", "float8_e4m3fn", block, names),)

@@ -291,8 +291,8 @@ def _awq_or_gptq(matrix: StoredMatrix, read: ReadTensor) -> GroupedMatrix:
         raise CheckpointError(f"{matrix.file}: {matrix.zeros}: {why}")
     whole = zeros.astype(np.float32) + np.float32(scheme.zeros_minus_one)
     group_of = _group_of(matrix, scales.shape[0], read)
-    of_groups = (np.ascontiguousarray(each.T) for each in (scales, whole))
-    return GroupedMatrix(turned(values), *of_groups, scheme.block, group_of=group_of)
+    scales, whole = (np.ascontiguousarray(each.T) for each in (scales, whole))
+    return GroupedMatrix(turned(values), scales, whole, scheme.block, group_of=group_of)
 
 
 def _group_of(matrix: StoredMatrix, groups: int, read: ReadTensor) -> npt.NDArray[np.int32] | None:

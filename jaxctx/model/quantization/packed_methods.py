@@ -16,8 +16,14 @@ AWQ_KNOWN = frozenset(
         "zero_point",
         "version",
         "format",
+        "checkpoint_format",
+        "method",
+        "pack_dtype",
+        "desc_act",
+        "dynamic",
         # what the tensors themselves show, see `config`
         "modules_to_not_convert",
+        "lm_head",
         # how another program computes
         "backend",
         "do_fuse",
@@ -25,6 +31,7 @@ AWQ_KNOWN = frozenset(
         "fuse_max_seq_len",
         "modules_to_fuse",
         # how it was made
+        "meta",
         "model_seqlen",
         "dataset",
         "batch_size",
@@ -38,6 +45,7 @@ GPTQ_KNOWN = frozenset(
         "desc_act",
         "checkpoint_format",
         "format",
+        "method",
         "pack_dtype",
         "is_marlin_format",
         "dynamic",
@@ -62,6 +70,7 @@ GPTQ_KNOWN = frozenset(
         "true_sequential",
         "static_groups",
         "act_group_aware",
+        "hyb_act",
         "damp_percent",
         "damp_auto_increment",
         "mse",
@@ -81,7 +90,9 @@ def read_awq(read: Reader) -> tuple[WeightScheme, ...]:
     refuse_unknown(read, AWQ_KNOWN)
     for key in ("bits", "w_bit"):
         read.one_of([4], key)
-    for key in ("version", "format"):
+    _refuse_other_packing(read, "awq")
+    read.one_of([False], "desc_act")
+    for key in ("version", "format", "checkpoint_format"):
         value = read.get(key)
         if value is not None and (not isinstance(value, str) or value.lower() != "gemm"):
             read.refuse(key, f"{shown(value)} is not supported; supported is gemm")
@@ -97,14 +108,11 @@ def read_gptq(read: Reader) -> tuple[WeightScheme, ...]:
     bits = whole(read, "bits", 1, 16)
     if bits not in (4, 8):
         read.refuse("bits", f"{bits} is not supported; supported are 4, 8")
-    read.one_of(["int32"], "pack_dtype")
+    _refuse_other_packing(read, "gptq")
     read.one_of([False], "is_marlin_format")
     written = {read.one_of(["gptq", "gptq_v2"], key) for key in ("checkpoint_format", "format") if read.get(key)}
     if len(written) > 1:
         read.refuse("format", f"{shown(read.get('format'))}, but checkpoint_format = {read.get('checkpoint_format')}")
-    dynamic = read.get("dynamic")
-    if dynamic is not None and not (isinstance(dynamic, Mapping) and all(str(key).startswith("-:") for key in dynamic)):
-        read.refuse("dynamic", f"{shown(dynamic)} is not supported, but for modules that are left out")
     return (
         WeightScheme(
             "gptq",
@@ -116,3 +124,12 @@ def read_gptq(read: Reader) -> tuple[WeightScheme, ...]:
             input_groups=read.flag("desc_act"),
         ),
     )
+
+
+def _refuse_other_packing(read: Reader, method: str) -> None:
+    """Words of other types, and modules that differ from the rest but by being left out."""
+    read.one_of([method], "method")
+    read.one_of(["int32"], "pack_dtype")
+    dynamic = read.get("dynamic")
+    if dynamic and not (isinstance(dynamic, Mapping) and all(str(key).startswith("-:") for key in dynamic)):
+        read.refuse("dynamic", f"{shown(dynamic)} is not supported, but for modules that are left out")

@@ -78,6 +78,11 @@ def test_an_unknown_field_that_says_something_is_refused(name, form):
         ({"version": "marlin"}, "version"),
         ({"version": 1}, "version"),
         ({"zero_point": False}, "zero_point: false is not supported"),
+        ({"checkpoint_format": "gemv"}, "checkpoint_format: 'gemv' is not supported"),
+        ({"method": "gptq"}, "method: 'gptq' is not supported; supported are awq"),
+        ({"pack_dtype": "int64"}, "pack_dtype"),
+        ({"desc_act": True}, "desc_act: True is not supported"),
+        ({"dynamic": {"+:x": {}}}, "dynamic"),
         ({"group_size": 0}, "group_size: must be -1 or at least 1"),
         ({"group_size": -2}, "group_size: must be an integer from -1"),
         ({"group_size": 16.5}, "group_size"),
@@ -103,6 +108,7 @@ def test_names_that_fields_of_awq_had():
         ({"group_size": None}, "group_size: must be an integer"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin' is not supported; supported are gptq, gptq_v2"),
         ({"checkpoint_format": "gptq", "format": "gptq_v2"}, "format: 'gptq_v2', but checkpoint_format = gptq"),
+        ({"method": "qqq"}, "method: 'qqq' is not supported; supported are gptq"),
         ({"is_marlin_format": True}, "is_marlin_format: True is not supported"),
         ({"pack_dtype": "int16"}, "pack_dtype: 'int16' is not supported"),
         ({"desc_act": "yes"}, "desc_act: must be true or false"),
@@ -114,6 +120,21 @@ def test_gptq(change, field):
     assert_refused(GPTQ_CONFIG | change, field)
 
 
+def test_what_their_newest_writers_add():
+    added = {"pack_dtype": "int32", "desc_act": False, "lm_head": False, "meta": {"uri": "x"}}
+    written = GPTQ_CONFIG | added | {"method": "gptq", "format": "gptq_v2", "checkpoint_format": "gptq_v2"}
+    assert read(written) == read(GPTQ_CONFIG | {"checkpoint_format": "gptq_v2"})
+    written = AWQ_CONFIG | added | {"method": "awq", "format": "gemm", "checkpoint_format": "gemm"}
+    assert read(written) == read(AWQ_CONFIG)
+    written = FP8_CONFIG | {
+        "dequantize": False,
+        "modules_to_convert": None,
+        "scale_fmt": "float",
+        "expert_dtype": "fp8",
+    }
+    assert read(written) == read(FP8_CONFIG)
+
+
 def test_modules_that_gptq_leaves_out():
     assert read(GPTQ_CONFIG | {"dynamic": {"-:.*gate.*": {}}}) == read(GPTQ_CONFIG)
 
@@ -123,6 +144,7 @@ def test_modules_that_gptq_leaves_out():
     [
         ({"fmt": "e5m2"}, "fmt: 'e5m2' is not supported; supported are e4m3"),
         ({"scale_fmt": "ue4m3"}, "scale_fmt"),
+        ({"expert_dtype": "fp4"}, "expert_dtype: 'fp4' is not supported; supported are fp8"),
         ({"weight_block_size": [128]}, "weight_block_size: must be two integers"),
         ({"weight_block_size": [128, 0]}, "weight_block_size"),
         ({"weight_block_size": [128, 1.5]}, "weight_block_size"),
