@@ -3,7 +3,7 @@
 
     PYTHONPATH=COMPRESSED_TENSORS scripts/make_quantised_goldens.py --autoawq DIRECTORY --gptqmodel DIRECTORY
 
-writes tests/goldens/quantised.npz. Needs torch, compressed-tensors 0.20, and the unpacked sources of autoawq 0.2.9 and
+writes tests/goldens/quantised/matrices.npz. Needs torch, compressed-tensors 0.20, and the unpacked sources of autoawq 0.2.9 and
 gptqmodel 7.7, of which single files are loaded: neither has a wheel.
 """
 
@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 OUT, IN, GROUP = 24, 64, 16
-GOLDENS = Path(__file__).parents[1] / "tests/goldens/quantised.npz"
+GOLDENS = Path(__file__).parents[1] / "tests/goldens/quantised/matrices.npz"
 
 Tensors = dict[str, torch.Tensor]
 

@@ -69,7 +69,7 @@ CONFIGS = {
 
 
 def golden_names():
-    with np.load(Path(__file__).parents[3] / "goldens/quantised.npz") as stored:
+    with np.load(Path(__file__).parents[3] / "goldens/quantised/matrices.npz") as stored:
         return {name.partition("/")[0] for name in stored.files}
 
 
@@ -79,7 +79,7 @@ def test_there_is_a_configuration_for_each_golden():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_matrices_are_what_other_programs_make_of_them(name):
-    with np.load(Path(__file__).parents[3] / "goldens/quantised.npz") as stored:
+    with np.load(Path(__file__).parents[3] / "goldens/quantised/matrices.npz") as stored:
         arrays = {key.partition("/")[2]: stored[key] for key in stored.files if key.startswith(f"{name}/")}
     wide = arrays.pop("wide")
     tensors = {
