@@ -3,8 +3,8 @@
 
     PYTHONPATH=COMPRESSED_TENSORS scripts/make_quantised_goldens.py --autoawq DIRECTORY --gptqmodel DIRECTORY
 
-writes tests/goldens/quantised/matrices.npz. Needs torch, compressed-tensors 0.20, and the unpacked sources of autoawq 0.2.9 and
-gptqmodel 7.7, of which single files are loaded: neither has a wheel.
+writes tests/goldens/quantised/matrices.npz. Needs torch, compressed-tensors 0.20, and the unpacked sources of autoawq
+0.2.9 and gptqmodel 7.7, of which single files are loaded: neither has a wheel.
 """
 
 from __future__ import annotations
