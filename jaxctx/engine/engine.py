@@ -46,9 +46,13 @@ ANSWER_S = 0.05  # before a deadline, for the answer
 class LocalEngine(Engine):
     """The Engine interface over a step thread of this process. `start` before use, `stop` at the end."""
 
-    def __init__(self, core: EngineCore, info: types.EngineInfo, store: SnapshotStore) -> None:
+    def __init__(
+        self, core: EngineCore, info: types.EngineInfo, store: SnapshotStore, *, weights_in_words: str = ""
+    ) -> None:
+        """`weights_in_words`: see `ServedModel.widened`."""
         self.core = core
         self.info = info
+        self.weights_in_words = weights_in_words
         self.loop = StepLoop(core)
         self.store = store
         self.snapshot_service = SnapshotService(core, self.loop, store)

@@ -35,6 +35,7 @@ class ServedModel:
     parameters: int
     dtype: str  # that it computes in
     weights_dtype: str  # of the layers' matrices
+    widened: str = ""  # in words, what the checkpoint has in fewer bits than are in memory, see `LoadedModel`
 
 
 def open_engine(
@@ -90,7 +91,7 @@ def build_engine(
     """An engine on a compiled runner, still to be started."""
     identity = Identity(namespace="", model_revision=served.revision, kv_dtype=kv_layout_name(served.model.kv, runner))
     core = EngineCore(config, runner, served.text, identity, served.model_id, deps)
-    return LocalEngine(core, engine_info(served, config, mesh), store)
+    return LocalEngine(core, engine_info(served, config, mesh), store, weights_in_words=served.widened)
 
 
 def open_store(url: str | None, config: EngineConfig, deps: RuntimeDeps) -> SnapshotStore:
