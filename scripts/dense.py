@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
+from jaxctx_kernels import KernelName
+
 
 @dataclass(slots=True)
 class DenseCausal:
@@ -26,6 +28,8 @@ class DenseCausal:
     looped: bool = False
     pools: Any = None
     mesh: Mesh | None = None
+    padding: jax.Array | None = None
+    kernel: KernelName = "reference"
 
     def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         rows, heads, head_dim = q.shape

@@ -38,12 +38,32 @@ COMPLETE: Mapping[str, Any] = {
     "bos_token_id": 5,
     "eos_token_id": [6, 7],
 }
+QWEN_EXPERTS: dict[str, Any] = {
+    "use_sliding_window": True,
+    "sliding_window": 40,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 2,
+    "mlp_only_layers": [2],
+}
 OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "Llama": {"attention_bias": True, "mlp_bias": True},
     "Mistral": {"sliding_window": 40},
     "Qwen2": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
     "Qwen3": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "attention_bias": True},
+    "Mixtral": {"sliding_window": 40, "num_local_experts": 6, "num_experts_per_tok": 3},
+    "Qwen2Moe": QWEN_EXPERTS
+    | {
+        "max_window_layers": 2,
+        "num_experts": 10,
+        "shared_expert_intermediate_size": 24,
+        "qkv_bias": False,
+    },
+    "Qwen3Moe": QWEN_EXPERTS | {"num_experts": 10, "attention_bias": True},
 }
+DENSE = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families without experts
+MODEL_TYPES = {"Qwen2Moe": "qwen2_moe", "Qwen3Moe": "qwen3_moe"}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "rope_parameters alone": {"rope_scaling": None, "rope_parameters": {"rope_type": "linear", "factor": 5.0}},
@@ -59,6 +79,16 @@ ROPE_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "llama3 of all positions": {"rope_scaling": LLAMA3},
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
+EXPERT_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "experts in all layers": {"decoder_sparse_step": 1, "mlp_only_layers": []},
+    "experts in no layer, by their step": {"decoder_sparse_step": 4},
+    "experts in no layer, by name": {"mlp_only_layers": [0, 1, 2]},
+    "layers that there are not": {"mlp_only_layers": [0, 7]},
+    "as many experts as a row takes": {"num_experts_per_tok": 10},
+}
+COUNT_VARIANTS: Mapping[str, Mapping[str, Any]] = {  # of the classes that have two names for the number of experts
+    "experts by their other name": {"num_experts": 5, "num_local_experts": 5},
+}
 WINDOW_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "all layers before the window": {"max_window_layers": 3},
     "more layers before the window than there are": {"max_window_layers": 28},
@@ -70,7 +100,7 @@ WINDOW_VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def complete(family: str) -> dict[str, Any]:
-    named = {"architectures": [f"{family}ForCausalLM"], "model_type": family.lower()}
+    named = {"architectures": [f"{family}ForCausalLM"], "model_type": MODEL_TYPES.get(family, family.lower())}
     return named | dict(COMPLETE) | dict(OF_FAMILY[family])
 
 
@@ -86,8 +116,12 @@ def variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
         {key: whole[key] for key in ("architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers")},
     )
     changes = dict(ROPE_VARIANTS)
-    if family.startswith("Qwen"):
+    if family in ("Qwen2", "Qwen3", "Qwen2Moe"):
         changes |= WINDOW_VARIANTS
+    if family.endswith("Moe"):
+        changes |= EXPERT_VARIANTS
+    if family in ("Mixtral", "Qwen3Moe"):
+        changes |= COUNT_VARIANTS
     for name, change in changes.items():
         yield name, whole | dict(change)
 
@@ -105,14 +139,16 @@ def built(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     attention = layer.self_attn
     rope = type(model.model.rotary_emb)(config)
     eos = config.eos_token_id
-    return {
+    dense = next((each.mlp for each in model.model.layers if hasattr(each.mlp, "gate_proj")), None)
+    experts = {} if family in DENSE else {"experts": read_experts(model)}
+    return experts | {
         "vocab_size": model.model.embed_tokens.weight.shape[0],
         "width": model.model.embed_tokens.weight.shape[1],
         "layers": len(model.model.layers),
         "heads": attention.q_proj.out_features // attention.head_dim,
         "kv_heads": attention.k_proj.out_features // attention.head_dim,
         "head_dim": attention.head_dim,
-        "ffn": layer.mlp.gate_proj.out_features,
+        "ffn": config.intermediate_size if dense is None else dense.gate_proj.out_features,
         "positions": config.max_position_embeddings,
         "window": window(family, config),
         "norm_eps": model.model.norm.variance_epsilon,
@@ -120,7 +156,7 @@ def built(raw: Mapping[str, Any]) -> dict[str, Any] | None:
         "rope_factor": rope.attention_scaling,
         "qkv_bias": attention.q_proj.bias is not None,
         "out_bias": attention.o_proj.bias is not None,
-        "ffn_bias": layer.mlp.gate_proj.bias is not None,
+        "ffn_bias": dense is not None and dense.gate_proj.bias is not None,
         "query_key_norm": "head" if hasattr(attention, "q_norm") else "none",
         "tied": model.config.tie_word_embeddings,
         "bos_token_id": config.bos_token_id,
@@ -128,13 +164,31 @@ def built(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
+def read_experts(model: Any) -> dict[str, Any] | None:
+    """What the sparse layers have; None: there is no such layer."""
+    blocks = [layer.mlp for layer in model.model.layers]
+    sparse = [block for block in blocks if hasattr(block, "experts")]
+    if not sparse:
+        return None
+    count, width, _ = sparse[0].experts.gate_up_proj.shape
+    shared = getattr(sparse[0], "shared_expert", None)
+    return {
+        "count": count,
+        "per_token": sparse[0].gate.top_k,
+        "ffn": width // 2,
+        "normalised": getattr(sparse[0].gate, "norm_topk_prob", True),
+        "shared_ffn": 0 if shared is None else shared.gate_proj.out_features,
+        "dense_layers": [number for number, block in enumerate(blocks) if not hasattr(block, "experts")],
+    }
+
+
 def window(family: str, config: Any) -> int | None:
     """Of any layer, as the masks of the family's forward pass are made."""
     if family == "Llama":
         return None
-    if family == "Mistral":
+    if family in ("Mistral", "Mixtral", "Qwen3Moe"):
         return None if config.sliding_window is None else int(config.sliding_window)
-    return int(config.sliding_window) if SLIDING in config.layer_types else None
+    return config.sliding_window and int(config.sliding_window) if SLIDING in config.layer_types else None
 
 
 def main() -> None:

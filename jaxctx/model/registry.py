@@ -12,9 +12,13 @@ from jaxctx.model.families.family import Family
 from jaxctx.model.families.fields import refuse_unknown
 from jaxctx.model.families.llama import LLAMA
 from jaxctx.model.families.mistral import MISTRAL
+from jaxctx.model.families.mixtral import MIXTRAL
 from jaxctx.model.families.qwen import QWEN2, QWEN3
+from jaxctx.model.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 
-FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+FAMILIES: Mapping[str, Family] = {
+    family.architecture: family for family in (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+}
 
 
 def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig:

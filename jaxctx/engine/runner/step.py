@@ -119,6 +119,8 @@ class PagedAttention:
         """`mesh`: parameters and pools are split over it."""
         self.pools = tuple(pools)
         self.mesh = mesh
+        self.padding: jax.Array | None = None
+        self.kernel = shape.metadata.kernel
         self.looped = len(pools) < layers
         self.kv_slots: jax.Array = inputs.kv_slots
         self.metadata = kernels.unpack_metadata(shape.metadata, inputs.metadata)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxctx.model.config import Experts
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.layers import rope
 from jaxctx.model.registry import FAMILIES, from_hf
@@ -20,7 +21,11 @@ CLASSES = json.loads((Path(__file__).parents[2] / "goldens" / "classes.json").re
 ACCEPTED = [golden for golden in CLASSES if golden["built"] is not None]
 REFUSED = [golden for golden in CLASSES if golden["built"] is None]
 # transformers' own checks refuse these, though the class would go on to give them the meaning that they have here.
-UNDERSTOOD = {"Mistral: num_key_value_heads null", "Qwen2: head_dim null"}
+UNDERSTOOD = {
+    *("Mistral: num_key_value_heads null", "Mixtral: num_key_value_heads null", "Qwen2: head_dim null"),
+    *("Qwen2Moe: num_key_value_heads null", "Qwen2Moe: head_dim null"),
+    *("Qwen3Moe: num_key_value_heads null", "Qwen3Moe: head_dim null"),
+}
 
 
 def by_name(goldens):
@@ -39,7 +44,10 @@ def test_a_configuration_means_what_transformers_builds(golden):
     config, built = from_hf(golden["config"]), dict(golden["built"])
     frequencies, window, positions = (built.pop(key) for key in ("inverse_frequencies", "window", "positions"))
     assert built.pop("rope_factor") == 1.0  # of queries and keys; only kinds of RoPE that are refused have another
-    assert {key: getattr(config, key) for key in built} == built | {"eos_token_ids": tuple(built["eos_token_ids"])}
+    built |= {"eos_token_ids": tuple(built["eos_token_ids"])}
+    if experts := built.get("experts"):
+        built["experts"] = Experts(**experts | {"dense_layers": tuple(experts["dense_layers"])})
+    assert {key: getattr(config, key) for key in built} == built
     np.testing.assert_allclose(
         rope.inverse_frequencies(config.attention_of(0).rope, config.head_dim), frequencies, rtol=1e-6
     )

@@ -30,7 +30,7 @@ def test_the_same_seed_gives_the_same_parameters(tiny):
 class Recording:
     """Passes queries through and keeps what arrived."""
 
-    looped, pools, mesh = False, None, None
+    looped, pools, mesh, padding, kernel = False, None, None, None, "reference"
 
     def __init__(self):
         self.calls = []
@@ -77,7 +77,7 @@ def meant(model, params):
         if spec.dtype not in EIGHT_BITS:
             return arrays[name].astype(jnp.float32)
         values = np.asarray(arrays[name]).view(jnp.dtype(spec.dtype)).astype(np.float32)
-        return jnp.asarray(values * np.asarray(arrays[spec.scale_name])[:, None])
+        return jnp.asarray(values * np.asarray(arrays[spec.scale_name])[..., None])
 
     return wide, tuple(value(spec.name) for spec in wide.specs)
 
