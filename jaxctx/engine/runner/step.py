@@ -26,6 +26,9 @@ from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, Sampled, SlotState, s
 from jaxctx.model.sharding import EVERY_DEVICE, KV
 
 _FORMATS = ["<i4", "<f4", f"{TOP_LOGPROBS}<i4", f"{TOP_LOGPROBS}<f4"]
+PADDING = np.iinfo(np.int32).min
+"""The token of a row that belongs to no request."""
+
 OUTPUT = np.dtype({"names": Sampled._fields, "formats": _FORMATS})
 """What a step returns for each sampled row."""
 
@@ -64,7 +67,7 @@ class StepShape:
 class StepInputs(NamedTuple):
     """The packed vector taken apart: views for the host (numpy, to write) and for the device (to read) alike."""
 
-    tokens: Any  # [rows]; below zero: what slot (-1 - token) sampled last
+    tokens: Any  # [rows]; below zero: what slot (-1 - token) sampled last, or PADDING
     positions: Any  # [rows]
     kv_slots: Any  # [rows]: page * page_size + offset; 0 is in the scratch page
     sample_rows: Any  # [samples]: the row that each sample is drawn from
@@ -119,7 +122,7 @@ class PagedAttention:
         """`mesh`: parameters and pools are split over it."""
         self.pools = tuple(pools)
         self.mesh = mesh
-        self.padding: jax.Array | None = None
+        self.padding: jax.Array | None = inputs.tokens == PADDING
         self.kernel = shape.metadata.kernel
         self.looped = len(pools) < layers
         self.kv_slots: jax.Array = inputs.kv_slots
@@ -197,6 +200,7 @@ def step(
     inputs = unpack_inputs(packed, shape)
     from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
     tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
+    tokens = jnp.where(inputs.tokens == PADDING, 0, tokens)
     kv = PagedAttention(pools, model.kv.layers, inputs, shape, mesh)
     hidden = model.hidden(params, tokens, inputs.positions, kv)
     logits = model.logits(params, hidden[inputs.sample_rows])
