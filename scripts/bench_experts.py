@@ -6,7 +6,7 @@
 
 A dense block has as many outputs as all experts together that the rows chose: it reads the same weights, and multiplies
 all rows with each. Both take turns, and the fastest of the rounds counts, so that whatever else the machine does meets
-both: read the ratio. Rows choose at random; "one by one" is how many experts some row chose.
+both: read the ratio. Rows choose at random, and differently.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from jaxctx.model.weights.quantize import quantize
 
 
 def make(rng: np.random.Generator, shape: tuple[int, ...], weights_dtype: str) -> Weight:
-    """Random weights, all experts alike."""
+    """Random weights, `[out, in]` or of experts that are all alike `[experts, out, in]`."""
     wide = rng.normal(size=shape[-2:]).astype(np.float32) / np.sqrt(shape[-1])
     if weights_dtype == "bfloat16":
-        return jnp.tile(jnp.asarray(wide, jnp.bfloat16), (*shape[:-2], 1, 1)) if len(shape) == 3 else jnp.asarray(wide, jnp.bfloat16)
+        return jnp.broadcast_to(jnp.asarray(wide, jnp.bfloat16), shape).copy()
     values, scale = quantize(wide, weights_dtype)
-    held, scales = jnp.asarray(values.view(EIGHT_BITS[weights_dtype])), jnp.asarray(scale)
-    if len(shape) == 3:
-        held, scales = jnp.tile(held, (shape[0], 1, 1)), jnp.tile(scales, (shape[0], 1))
-    return QuantizedWeight(held, scales, "bfloat16")
+    held = jnp.asarray(values.view(EIGHT_BITS[weights_dtype]))
+    return QuantizedWeight(jnp.broadcast_to(held, shape).copy(), jnp.broadcast_to(scale, shape[:-1]).copy(), "bfloat16")
 
 
 def main() -> None:
@@ -62,9 +60,12 @@ def main() -> None:
             x = x + project(jax.nn.silu(project(x, gate)) * project(x, up), down) * 1e-6
         return x
 
-    print(f"JAX {jax.__version__} on {platform}, {options.experts} experts [{ffn}, {width}] of {kind}, {options.taken} a row")
-    blocks = [ExpertWeights(make(rng, into[1:], kind), make(rng, into[1:], kind), make(rng, back[1:], kind))
-              for _ in range(options.experts)]
+    of_experts = f"{options.experts} experts [{ffn}, {width}] of {kind}, {options.taken} a row"
+    print(f"JAX {jax.__version__} on {platform}, {of_experts}")
+    blocks = [
+        ExpertWeights(make(rng, into[1:], kind), make(rng, into[1:], kind), make(rng, back[1:], kind))
+        for _ in range(options.experts)
+    ]
     for rows in options.rows:
         x = jnp.asarray(rng.normal(size=(rows, width)), jnp.float32)
         chosen = jnp.asarray(np.argsort(rng.random((rows, options.experts)))[:, : options.taken], jnp.int32)
@@ -74,7 +75,9 @@ def main() -> None:
             "experts": (jax.jit(sparse), (x, chosen, scores, experts)),
             "dense": (jax.jit(dense), (x, blocks[:asked])),
         }
-        compiled = {name: run.lower(*given).compile(compiler_options=compile_with) for name, (run, given) in runs.items()}
+        compiled = {
+            name: run.lower(*given).compile(compiler_options=compile_with) for name, (run, given) in runs.items()
+        }
         fastest = dict.fromkeys(runs, float("inf"))
         for _ in range(options.rounds):
             for name, (_, given) in runs.items():
@@ -82,7 +85,8 @@ def main() -> None:
                 compiled[name](*given).block_until_ready()
                 fastest[name] = min(fastest[name], time.perf_counter() - start)
         ratio = fastest["experts"] / fastest["dense"]
-        print(f"{rows} rows, {asked} experts asked: {fastest['experts'] * 1e3:.2f} ms, of the dense blocks' time {ratio:.2f}", flush=True)
+        taken = fastest["experts"] * 1e3
+        print(f"{rows} rows, {asked} experts asked: {taken:.2f} ms, of the dense blocks' time {ratio:.2f}", flush=True)
 
 
 if __name__ == "__main__":

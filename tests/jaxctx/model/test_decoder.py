@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxctx.model.config import Experts
 from jaxctx.model.functional import EIGHT_BITS, abstract
 from scripts.checkpoints import init_random
 from scripts.dense import DenseCausal
@@ -82,7 +83,11 @@ def meant(model, params):
     return wide, tuple(value(spec.name) for spec in wide.specs)
 
 
-@pytest.mark.parametrize("family", [{}, {"qkv_bias": True, "ffn_bias": True, "query_key_norm": "none", "tied": True}])
+EXPERTS = Experts(count=5, per_token=2, ffn=24, normalised=True, shared_ffn=16, dense_layers=(0,))
+FAMILIES = [{}, {"qkv_bias": True, "ffn_bias": True, "query_key_norm": "none", "tied": True}, {"experts": EXPERTS}]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("weights_dtype", EIGHT_BITS)
 def test_weights_of_8_bits_give_the_logits_of_what_they_stand_for(tiny, dense_logits, weights_dtype, family):
     config = dataclasses.replace(tiny, **family)

@@ -150,7 +150,9 @@ def test_the_grouped_product_of_a_tpu(monkeypatch: pytest.MonkeyPatch, rows: int
     assert_near(case.feed_as(feed), case.want(), 0.02)
 
 
-@pytest.mark.parametrize(("size", "part"), [(2048, 2048), (14336, 2048), (768, 768), (1408, 1408), (96, 96), (4224, 1408)])
+@pytest.mark.parametrize(
+    ("size", "part"), [(2048, 2048), (14336, 2048), (768, 768), (1408, 1408), (96, 96), (4224, 1408)]
+)
 def test_parts_of_an_axis_are_whole_lanes_that_divide_it(size: int, part: int) -> None:
     assert part_of(size, 2048) == part
 
