@@ -1,6 +1,7 @@
-"""Products with the experts that rows chose, against numpy in float64: on this CPU, and as other devices compute them."""
+"""Products with the experts that rows chose, against numpy in float64: as this CPU computes them, and other devices."""
 
 from functools import partial
+from importlib import import_module
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,13 @@ import pytest
 from jaxctx.model import expert_products
 from jaxctx.model.expert_products import (
     ExpertWeights,
+    bfloat16_arrays,
     feed_by_kernel,
     feed_experts,
     feed_in_sums,
     feed_in_tiles,
+    fits_hopper,
+    multiply_on_hopper,
     multiply_on_tpu,
     part_of,
     project_on_cpu,
@@ -136,10 +140,7 @@ def test_sums_of_a_gpu(weights: str | None, choice: str) -> None:
 @pytest.mark.parametrize("rows", [3, 70])
 def test_the_grouped_product_of_a_tpu(monkeypatch: pytest.MonkeyPatch, rows: int, choice: str) -> None:
     """As an interpreter computes it. The parts are such that no axis divides into them evenly."""
-    from jax.experimental.pallas.ops.tpu.megablox import gmm as _  # noqa: F401  for the module of the same name
-    import sys
-
-    module = sys.modules["jax.experimental.pallas.ops.tpu.megablox.gmm"]
+    module = import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
     monkeypatch.setattr(module, "gmm", partial(module.gmm, interpret=True))
     monkeypatch.setattr(expert_products, "TPU_ROWS", 32)
     case = Case(rows, choice, "bfloat16")
@@ -148,6 +149,33 @@ def test_the_grouped_product_of_a_tpu(monkeypatch: pytest.MonkeyPatch, rows: int
         return feed_by_kernel(x, pairs, list(weights), jax.nn.silu, multiply_on_tpu)
 
     assert_near(case.feed_as(feed), case.want(), 0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the GPU interpreter of JAX 0.12 or newer is needed")
+@by_choice
+@pytest.mark.parametrize("rows", [3, 70])
+def test_the_grouped_product_of_a_gpu(rows: int, choice: str) -> None:
+    """As an interpreter computes it, with rows of padding behind the others, which belong to no expert."""
+    from jax.experimental.pallas import mosaic_gpu
+
+    case = Case(rows, choice, "bfloat16")
+    padding = jnp.arange(rows) == rows - 1
+    pairs = sort_pairs(case.chosen, EXPERTS, padding)
+    arrays = bfloat16_arrays(padded_to_blocks(case.weights))
+    assert fits_hopper(arrays)
+    assert not fits_hopper(bfloat16_arrays(case.weights))
+    with mosaic_gpu.force_gpu_interpret_mode(mosaic_gpu.InterpretGPUParams()):
+        fed = feed_by_kernel(case.x, pairs, arrays, jax.nn.silu, multiply_on_hopper)
+    got = sum_by_row(fed, pairs, case.scores)[:-1]
+    assert_near(got, case.want()[:-1], 0.02)
+
+
+def padded_to_blocks(weights: ExpertWeights) -> ExpertWeights:
+    """The same function, of feed-forward blocks with zeros for a whole number of blocks."""
+    more = -FFN % 64
+    into, back = ((0, 0), (0, more), (0, 0)), ((0, 0), (0, 0), (0, more))
+    return ExpertWeights(jnp.pad(weights.gate, into), jnp.pad(weights.up, into), jnp.pad(weights.down, back))
 
 
 @pytest.mark.parametrize(
