@@ -7,6 +7,7 @@ the wrong ones is what is wrong with kernels: see `WRONG`.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -110,10 +111,25 @@ def fails_when_it_runs(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: An
     return jax.pure_callback(fail, out, out)
 
 
+def never_ends(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any) -> jax.Array:
+    """It waits where a device would compute for ever, until `END` is set. Not among `WRONG`."""
+
+    def wait(out: np.ndarray) -> np.ndarray:
+        WAITING.set()
+        END.wait()
+        return out
+
+    out = right(q, k, v, metadata, shape=shape)
+    return jax.pure_callback(wait, out, out)
+
+
 def aborts(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any) -> jax.Array:
     """As a compiler does: there is nothing to catch. Not among `WRONG`."""
     os.abort()
 
+
+WAITING, END = threading.Event(), threading.Event()
+"""That `never_ends` waits, and what it waits for: a test sets that when it is done."""
 
 WRONG: dict[str, tuple[Kernel, str]] = {  # with the verdict
     "scale": (wrong_scale, "differs"),

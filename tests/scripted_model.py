@@ -29,7 +29,7 @@ from jaxctx.model.interface import KVSpec, Params
 from jaxctx.model.text import ModelText
 from jaxctx_kernels import write_kv
 from tests.echo import token_value
-from tests.sums import visible_sum
+from tests.sums import sum_of_kind
 
 Writer = Callable[[str], Sequence[str]]
 """From all text so far, special tokens included, to texts that may follow, the wanted one first. That one is written
@@ -151,7 +151,7 @@ def stored_sums(kv: PagedAttention, values: jax.Array) -> jax.Array:
     pool = kv.pools[0]
     stored = [write_kv(pages, each[:, None, None], kv.kv_slots) for pages, each in zip(pool, values, strict=True)]
     kv.pools = (pool._make(stored),)
-    return jnp.stack([visible_sum(pages, kv.metadata, shape=kv.metadata_shape, mask=kv.mask) for pages in stored])
+    return jnp.stack([sum_of_kind(kv, 0, pages) for pages in stored])
 
 
 def scripted_model(text: ModelText, write: Writer, model_id: str) -> ServedModel:

@@ -19,7 +19,13 @@ def stored_sum(kv: PagedAttention, values: jax.Array) -> jax.Array:
     pool = kv.pools[0]
     pool = pool._replace(k=write_kv(pool.k, values[:, None, None], kv.kv_slots))
     kv.pools = (pool,)
-    return visible_sum(pool.k, kv.metadata, shape=kv.metadata_shape, mask=kv.mask)
+    return sum_of_kind(kv, 0, pool.k)
+
+
+def sum_of_kind(kv: PagedAttention, kind: int, pages: KVPages) -> jax.Array:
+    """For each row the sum of all values of `pages` that it sees in layers of a kind, see `KVSpec.kinds`."""
+    metadata, mask = kv.kinds[kind]
+    return visible_sum(pages, metadata, shape=kv.shapes[kind], mask=mask)
 
 
 def visible_sum(
@@ -30,7 +36,10 @@ def visible_sum(
 
     def visit(total: jax.Array, tile: Tile) -> jax.Array:
         values = read_values(pages, tile, 1)[0, :, None, :, 0]
-        seen = jnp.arange(values.shape[-1]) < tile.seen[..., None]
+        slot = jnp.arange(values.shape[-1])
+        seen = slot < tile.seen[..., None]
+        if tile.hidden is not None:
+            seen &= slot >= tile.hidden[..., None]
         if allowed is not None:
             seen &= tile_mask(allowed, tile, shape.page_size)
         part = jnp.where(seen, values, jnp.uint32(0)).sum(-1, dtype=jnp.uint32)

@@ -5,9 +5,11 @@
     auto         no, and needs none     —                reference                  PLATFORM
     auto         no                     —                reference                  NO_KERNEL
     auto         yes                    equal            kernel                     CHECKED
-    auto         yes                    anything else    reference                  DIFFERS, DOES_NOT_COMPILE, CRASHED
+    auto         yes                    another          reference                  that of the verdict
     kernel       yes                    equal            kernel                     CHECKED
     kernel       anything else                           the start is refused
+
+While a kernel is compared that never ends, the start ends; the next one then has the reason NEVER_ENDS.
 
 Without JAX: the server's metrics and banner read it on machines that have none. Who decides: `runner.attention_choice`.
 """
@@ -33,6 +35,7 @@ class AttentionReason(enum.StrEnum):
     DIFFERS = "differs"  # the reference: the kernel computes something else on this device
     DOES_NOT_COMPILE = "does_not_compile"  # the reference: the compiler refuses the kernel
     CRASHED = "crashed"  # the reference: the kernel raised an error when it ran, or ended the process
+    NEVER_ENDS = "never_ends"  # the reference: an earlier start waited for the kernel in vain
 
 
 @dataclass(frozen=True, slots=True)

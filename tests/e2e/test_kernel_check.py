@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxctx.model.config import ModelConfig
-from jaxctx_server.errors import CHECK, OK, USAGE
+from jaxctx_server.errors import CHECK, NEVER_ENDS, OK, USAGE
 from scripts.checkpoints import write_random
 from tests.e2e.server_processes import ROOT, SMALL, Server, environment
 from tests.echo import echo_text
@@ -125,6 +125,28 @@ def test_a_kernel_that_ends_the_process_does_so_twice(model: str, plant: Callabl
         assert "ended this process when it was compared with the reference, twice" in server.banner
     finally:
         server.kill()
+
+
+@pytest.mark.slow
+def test_a_kernel_that_never_ends_does_so_once(model: str, plant: Callable, tmp_path: Path) -> None:
+    plant("never ends")
+    arguments = (model, *SIZES, "--check-timeout-s", "30", "--compile-cache", str(tmp_path))
+    done = run(*arguments, "--grpc-port", "0", "--no-http")
+    assert done.returncode == NEVER_ENDS, done.stderr
+    said = "attention: tpu: decoding, 1 rows: did not end within 30 s; the next start takes plain JAX"
+    assert f"jaxctx-serve: {said}" in done.stderr
+    assert len(re.findall(said, done.stderr)) == 2  # in the log, too
+    assert "Traceback" not in done.stderr
+    server = Server(model, *SIZES, cache=tmp_path, command=PLANTED)
+    try:
+        assert attention_of(server) == ("reference", "never_ends")
+        assert "slower than a kernel: tpu: decoding, 1 rows: never ends: run jaxctx-serve check" in server.banner
+        assert output_of(server, model)
+    finally:
+        server.kill()
+    done = run("check", *arguments, "--json", str(tmp_path / "report.json"))
+    assert done.returncode == CHECK, done.stderr
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "never ends"
 
 
 @pytest.mark.slow

@@ -107,12 +107,12 @@ BATCHES: dict[str, Callable[[Forest], None]] = {
 }
 
 
-def visible_slots(segments: list[Segment], page_size: int, pool_pages: int) -> np.ndarray:
+def visible_slots(segments: list[Segment], page_size: int, pool_pages: int, window: int | None = None) -> np.ndarray:
     """bool `[pages, page_size]`: the slots that some row sees."""
     seen = np.zeros((pool_pages, page_size), np.bool_)
     for s in segments:
-        end = np.arange(s.position + s.rows)
-        seen[s.pages[end // page_size], end % page_size] = True
+        token = np.arange(0 if window is None else max(0, s.position + 1 - window), s.position + s.rows)
+        seen[s.pages[token // page_size], token % page_size] = True
     return seen
 
 
@@ -123,6 +123,8 @@ def dense_attention(
     segments: list[Segment],
     page_size: int,
     mask: np.ndarray | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> np.ndarray:
     """float64 `[rows, heads, head_dim]` from pages `[kv_heads, pages, page_size, head_dim]`, row by row."""
     rows, heads, dim = q.shape
@@ -133,9 +135,12 @@ def dense_attention(
             token = np.arange(s.position + r - s.first_row + 1)
             if mask is not None:
                 token = token[mask[r, : len(token)]]
+            if window is not None:
+                token = token[token > s.position + r - s.first_row - window]
             page, offset = s.pages[token // page_size], token % page_size
             for h in range(heads) if len(token) else ():
                 score = k[h // group, page, offset] @ q[r, h] * dim**-0.5
+                score = score if soft_cap is None else soft_cap * np.tanh(score / soft_cap)
                 weight = np.exp(score - score.max())
                 out[r, h] = weight @ v[h // group, page, offset] / weight.sum()
     return out

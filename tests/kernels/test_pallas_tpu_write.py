@@ -274,11 +274,11 @@ def test_a_layer_of_a_step_writes_and_attends(rng: Generator, split: bool) -> No
     )
 
     def attend(kernel: KernelName) -> tuple[jax.Array, KVCache]:
-        shape = StepShape(rows, 1, metadata_shape(rows, page_size, pages * page_size, pages, kernel))
+        shape = StepShape(rows, 1, (metadata_shape(rows, page_size, pages * page_size, pages, kernel),))
         packed = np.zeros(shape.size, np.int32)
         inputs = unpack_inputs(packed, shape)
         inputs.kv_slots[:] = slots
-        inputs.metadata[:] = packed_metadata(segments, shape.metadata)
+        inputs.metadata[0][:] = packed_metadata(segments, shape.metadata[0])
 
         def layer(pool: KVCache, packed: jax.Array) -> tuple[jax.Array, KVCache]:
             backend = PagedAttention((pool,), 1, unpack_inputs(packed, shape), shape, mesh)

@@ -18,21 +18,21 @@ from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx.engine.config import EngineConfig, page_bytes
 from jaxctx.engine.default_sizes import Sizes
 from jaxctx.engine.factory import ServedModel
+from jaxctx.engine.plan.memory_planner import MemoryPlan
 from jaxctx.engine.runner import matmul_choice
+from jaxctx.engine.runner.check.comparison import empty_report
+from jaxctx.engine.runner.check.report import KernelReport, Verdict
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.kernel_check import empty_report
-from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
-from jaxctx.engine.runner.memory_planner import MemoryPlan
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import DecoderModel
 from jaxctx_kernels import KernelChoice
-from jaxctx_server import engine_builder
+from jaxctx_server import engine_builder, engine_settings
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
 from jaxctx_server.errors import MODEL, USAGE, StartError
 from scripts.checkpoints import write_random
 from tests.echo import echo_model, echo_text
-from tests.jaxctx.engine.runner.test_kernel_report import case
+from tests.jaxctx.engine.runner.check.test_report import case
 from tests.planted_kernels import WRONG, plant_kernel, right
 from tests.serve_echo import put_echo_in_place
 
@@ -334,7 +334,7 @@ def test_a_host_tier_says_why_it_has_its_size(monkeypatch: pytest.MonkeyPatch, e
     accelerator.tokens = [65536]
     assert accelerator.build(host_tokens=128).host_tier_in_words == "128 tokens in 2 pages (as set)"
     assert accelerator.build(host_tokens=0).host_tier_in_words == ""
-    monkeypatch.setattr(engine_builder, "pages_in_host_memory", lambda *_: 100)
+    monkeypatch.setattr(engine_settings, "pages_in_host_memory", lambda *_: 100)
     words = "6,400 tokens in 100 pages (what fits into 25% of the machine's memory)"
     assert accelerator.build().host_tier_in_words == words
 

@@ -40,7 +40,7 @@ from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner.batch import write_batch
 from jaxctx.engine.runner.kv_transfer import KVTransfer
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.engine.runner.step import read_output
+from jaxctx.engine.runner.step import read_output, write_metadata
 from jaxctx.engine.scheduler.prompt_lookup import PromptLookup
 from jaxctx.engine.scheduler.scheduler import Scheduler
 from jaxctx.engine.scheduler.scheduler_output import (
@@ -56,7 +56,6 @@ from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
 from jaxctx.seeds import derive_seed
 from jaxctx.types import ContextInfo, EngineStats, FillResult, ForwardRequest, GenerateRequest
-from jaxctx_kernels import build_attention_metadata
 
 log = logging.getLogger("jaxctx.engine")
 StepArrays: TypeAlias = tuple[Any, Any]  # logits of a custom-mask forward or None, and int32 [samples, words]
@@ -347,7 +346,7 @@ class EngineCore:
         shape = self.runner.select_bucket(batch.rows, batch.outputs)
         packed, views = self.runner.make_step_inputs(shape)
         segments = write_batch(batch, views, self.config.page_size)
-        build_attention_metadata(segments, shape.metadata, views.metadata)
+        write_metadata(segments, shape, views)
         masks = _masks_of(batch)
         if masks:
             self.runner.load_allowed(masks)

@@ -211,6 +211,8 @@ class CompiledModel:
             self._model.kv.group // groups,
             rows=self._config.row_buckets()[-1],
             max_context_tokens=self._config.max_context_tokens,
+            windowed=self._model.kv.has_windows,
+            capped=self._model.kv.soft_cap is not None,
         )
 
     def _step_shapes(self) -> tuple[StepShape, ...]:
@@ -226,11 +228,13 @@ class CompiledModel:
         return tuple(dict.fromkeys(shapes))  # small engines have one of them only
 
     def _step_shape(self, rows: int, samples: int, mask_words: int = 0) -> StepShape:
-        config, pages = self._config, self._config.pages + 1
-        metadata = metadata_shape(
-            rows, config.page_size, config.max_context_tokens, pages, self.kernel.name, self.kernel.processors
-        )
-        return StepShape(rows, min(rows, samples), metadata, mask_words)
+        config, spec = self._config, self._model.kv
+        shape = partial(metadata_shape, rows, config.page_size, config.max_context_tokens, config.pages + 1)
+        shape = partial(shape, kernel=self.kernel.name, processors=self.kernel.processors)
+        # Under masks these hold the windows, as positions are others than indices there.
+        metadata = tuple(shape(window=None if mask_words else window) for window in spec.kinds)
+        mask_windows = spec.kinds if mask_words and spec.has_windows else ()
+        return StepShape(rows, min(rows, samples), metadata, mask_words, mask_windows)
 
     def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:
         return self._struct(param.shape, param.dtype, None if self._mesh is None else param.sharding)

@@ -158,7 +158,7 @@ class ModelRunner:
     def make_step_inputs(self, shape: StepShape) -> tuple[Int32[np.ndarray, " size"], StepInputs]:
         """A packed vector that does nothing, all rows being padding, and its views to write into.
 
-        The metadata is left to `build_attention_metadata`. Masks let every row see all that its metadata lets it see.
+        The metadata is left to `write_metadata`. Masks let every row see all that its metadata lets it see.
         """
         packed = np.zeros(shape.size, np.int32)
         views = unpack_inputs(packed, shape)
@@ -166,6 +166,7 @@ class ModelRunner:
         views.slots[:] = self._config.max_batch  # the slot of nobody
         views.sampling[:] = self._neutral_sampling
         views.mask[:] = -1
+        views.index_positions[:] = np.arange(shape.index_positions)
         return packed, views
 
     def run(

@@ -18,7 +18,7 @@ from jaxctx.engine.factory import ServedModel, open_engine
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner import compiled_model, page_functions
 from jaxctx.engine.runner.attention_choice import choose_attention
-from jaxctx.engine.runner.check_memory import CheckMemory
+from jaxctx.engine.runner.check.remembered import CheckMemory
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.model.config import ModelConfig
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
@@ -86,13 +86,13 @@ async def outputs(engine: LocalEngine) -> list[list[int]]:
 @pytest.mark.usefixtures("_interpreted")
 async def test_the_interpreted_kernel_gives_the_tokens_of_the_reference(served: ServedModel) -> None:
     program = CompiledModel(served.model, served.params, CONFIG, jax.devices()[0])
-    attention = choose_attention(program, "kernel", CheckMemory(None))
+    attention = choose_attention(program, "kernel", CheckMemory(None), limit_s=600)
     assert (attention.implementation, attention.reason) == ("tpu", AttentionReason.CHECKED)
     told = []
-    for choice in (attention, choose_attention(program, "reference", CheckMemory(None))):
+    for choice in (attention, choose_attention(program, "reference", CheckMemory(None), limit_s=600)):
         engine = open_engine(served, CONFIG, attention=choice, compile_all=True)
         try:
-            assert {shape.metadata.kernel for shape in engine.core.runner.shapes} == {choice.implementation}
+            assert {shape.metadata[0].kernel for shape in engine.core.runner.shapes} == {choice.implementation}
             told.append(await outputs(engine))
         finally:
             engine.stop()

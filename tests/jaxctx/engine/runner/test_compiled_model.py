@@ -79,7 +79,7 @@ def test_a_mesh_has_its_kernel(platform: str, is_whole: bool, monkeypatch: pytes
     sizes = mesh_shape(config, 2, platform)
     mesh = jax.make_mesh(sizes, EVERY_DEVICE, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:2])
     program = CompiledModel(model, shard(mesh, model, params), CONFIG, mesh)
-    assert {shape.metadata.kernel for shape in program.shapes} == {"tpu"}
+    assert {shape.metadata[0].kernel for shape in program.shapes} == {"tpu"}
     assert program.pools[0].k.sharding.is_fully_replicated == is_whole
     assert program.pools[0].k.shape[0] == (1 if is_whole else 2)
 

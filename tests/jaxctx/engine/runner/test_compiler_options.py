@@ -8,9 +8,9 @@ import jax
 import pytest
 
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.plan.memory_planner import memory_analysis
 from jaxctx.engine.runner.compiled_model import CompiledModel, StateFunction
 from jaxctx.engine.runner.compiler_options import CPU_OPTIONS, GPU_OPTIONS, compiler_options
-from jaxctx.engine.runner.memory_planner import memory_analysis
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.model.config import ModelConfig
 from scripts.checkpoints import init_random

@@ -17,11 +17,11 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core.forward_pass import Sampler
 from jaxctx.engine.runner.batch import write_attention_overrides, write_samples
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.engine.runner.step import StepShape, read_output
+from jaxctx.engine.runner.step import StepShape, read_output, write_metadata
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
 from jaxctx.types import GenerateRequest, SamplingParams
-from jaxctx_kernels import Segment, build_attention_metadata
+from jaxctx_kernels import Segment
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel, echo_next
 from tests.engines import shard
@@ -108,7 +108,7 @@ class Subject:
                 segment = self.write(views, first, rows, table)
                 write_attention_overrides(views, first, rows, overrides)
                 write_samples(views, first, asked, samplers)
-                build_attention_metadata([segment], shape.metadata, views.metadata)
+                write_metadata([segment], shape, views)
                 told, output = self.device.run(shape, packed, logits=True)
                 logits.append(np.asarray(told)[: len(asked)])
                 samples.append(read_output(np.asarray(output)).tokens[: len(asked)])
@@ -129,7 +129,7 @@ class Subject:
         segment = self.write(views, 0, LENGTH, np.arange(1, self.config.pages + 1, dtype=np.int32))
         views.sample_rows[0] = LENGTH - 1
         sampler.write(views.sampling[0], position=LENGTH)
-        build_attention_metadata([segment], shape.metadata, views.metadata)
+        write_metadata([segment], shape, views)
         return int(read_output(np.asarray(self.device.run(shape, packed)[1])).tokens[0])
 
     def dense(self, positions: np.ndarray | None = None, masks: Mapping[int, Ranges] = {}) -> np.ndarray:
@@ -269,13 +269,13 @@ def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: 
     device, table = echo.device, np.arange(1, CONFIG.pages + 1, dtype=np.int32)
     shape = echo.compiled(9, 1)
     packed, views = device.make_step_inputs(shape)
-    build_attention_metadata([echo.write(views, 0, 9, table)], shape.metadata, views.metadata)
+    write_metadata([echo.write(views, 0, 9, table)], shape, views)
     views.sample_rows[0], views.slots[0] = 8, 2
     _, by_masked = device.run(shape, packed, logits=True)
 
     shape = echo.compiled(1)
     packed, views = device.make_step_inputs(shape)
-    build_attention_metadata([echo.write(views, 9, 1, table)], shape.metadata, views.metadata)
+    write_metadata([echo.write(views, 9, 1, table)], shape, views)
     views.tokens[0] = -1 - 2  # the sample of slot 2
     _, by_step = device.run(shape, packed)
 

@@ -187,7 +187,7 @@ def test_a_mesh_has_its_kernel_with_more_devices_than_kv_heads(tensor: int, monk
     monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_, **__: KernelChoice("tpu"))
     model, params = abstract(TINY, "bfloat16")
     program = CompiledModel(model, params, CONFIG, make_mesh(TINY, tensor=tensor))
-    assert {shape.metadata.kernel for shape in program.shapes} == {"tpu"}
+    assert {shape.metadata[0].kernel for shape in program.shapes} == {"tpu"}
     assert program.kernel.why_no_kernel == ""
 
 

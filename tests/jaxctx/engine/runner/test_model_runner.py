@@ -15,12 +15,13 @@ from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner import page_functions, step
 from jaxctx.engine.runner.compiled_model import Function, StateFunction
 from jaxctx.engine.runner.model_runner import ModelRunner
+from jaxctx.engine.runner.step import write_metadata
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import make_mesh
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
-from jaxctx_kernels import Segment, build_attention_metadata, kv_pages_struct
+from jaxctx_kernels import Segment, kv_pages_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
 from tests.engines import on_demand, shard
@@ -137,7 +138,7 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     views.tokens[:], views.positions[:] = np.arange(8) * 7 + 3, np.arange(8)
     views.kv_slots[:] = 2 * CONFIG.page_size + np.arange(8)
     views.sample_rows[:], views.slots[:4] = np.arange(8), np.arange(4)
-    build_attention_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape.metadata, views.metadata)
+    write_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape, views)
     together: step.Pools = zeros(device._compiled_model.pools)
     assert len(together) == 1
     own = kv_pages_struct(2, CONFIG.pages + 1, CONFIG.page_size, 16, kv_dtype, "cpu")

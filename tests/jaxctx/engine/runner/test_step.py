@@ -1,5 +1,7 @@
 """The step's inputs and outputs: the packed vector, its views on host and device, masks, and what a step returns."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,20 +12,34 @@ from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS
 from jaxctx_kernels import metadata_shape
 
 
-def step_shape(rows: int = 16, samples: int = 4, mask_words: int = 0) -> StepShape:
-    return StepShape(rows, samples, metadata_shape(rows, 16, 256, 33, "reference"), mask_words)
+def step_shape(
+    rows: int = 16, samples: int = 4, mask_words: int = 0, windows: tuple[int | None, ...] = (None,)
+) -> StepShape:
+    metadata = tuple(
+        metadata_shape(rows, 16, 256, 33, "reference", window=None if mask_words else window) for window in windows
+    )
+    mask_windows = windows if mask_words and windows != (None,) else ()
+    return StepShape(rows, samples, metadata, mask_words, mask_windows)
 
 
-SHAPES = [step_shape(), step_shape(rows=1, samples=1), step_shape(rows=4, samples=2, mask_words=3)]
+SHAPES = [
+    step_shape(),
+    step_shape(rows=1, samples=1),
+    step_shape(rows=4, samples=2, mask_words=3),
+    step_shape(windows=(20, None)),
+    step_shape(rows=4, mask_words=3, windows=(None, 20, 7)),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_views_take_every_word_of_the_vector_once_and_in_order(shape: StepShape) -> None:
     packed = np.arange(shape.size, dtype=np.int32)
     views = unpack_inputs(packed, shape)
-    np.testing.assert_array_equal(np.concatenate([view.reshape(-1) for view in views]), packed)
+    every = [*views[:-1], *views.metadata]
+    np.testing.assert_array_equal(np.concatenate([view.reshape(-1) for view in every]), packed)
     assert views._fields == StepInputs._fields
-    assert {name: view.shape for name, view in views._asdict().items()} == {
+    assert [view.shape for view in views.metadata] == [(kind.size(),) for kind in shape.metadata]
+    assert {name: view.shape for name, view in zip(StepInputs._fields[:-1], views[:-1], strict=True)} == {
         "tokens": (shape.rows,),
         "positions": (shape.rows,),
         "kv_slots": (shape.rows,),
@@ -31,7 +47,7 @@ def test_the_views_take_every_word_of_the_vector_once_and_in_order(shape: StepSh
         "slots": (shape.samples,),
         "sampling": (shape.samples, ROW_WORDS),
         "mask": (shape.rows, shape.mask_words),
-        "metadata": (shape.metadata.size(),),
+        "index_positions": (32 * shape.mask_words if shape.mask_windows else 0,),
     }
 
 
@@ -39,15 +55,16 @@ def test_the_views_take_every_word_of_the_vector_once_and_in_order(shape: StepSh
 def test_what_the_host_writes_into_a_view_the_device_reads(shape: StepShape) -> None:
     packed = np.zeros(shape.size, np.int32)
     views, source = unpack_inputs(packed, shape), np.random.default_rng(1)
-    for view in views:
+    for view in (*views[:-1], *views.metadata):
         view[...] = source.integers(-9, 9, view.shape)
     on_device = jax.jit(lambda vector: tuple(unpack_inputs(vector, shape)))(packed)
     for name, written, read in zip(StepInputs._fields, views, on_device, strict=True):
-        np.testing.assert_array_equal(read, written, err_msg=name)
+        jax.tree.map(partial(np.testing.assert_array_equal, err_msg=name), read, written)
 
 
 def test_only_a_step_with_masks_is_called_a_custom_mask_step() -> None:
-    assert [str(shape) for shape in SHAPES] == ["step of 16 rows", "step of 1 rows", "custom-mask step of 4 rows"]
+    names = ["step of 16 rows", "step of 1 rows", "custom-mask step of 4 rows"]
+    assert [str(shape) for shape in SHAPES[:3]] == names
 
 
 def test_a_mask_has_a_bit_for_each_index_the_lowest_first() -> None:

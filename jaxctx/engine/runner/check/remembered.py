@@ -1,12 +1,14 @@
-"""`CheckMemory`: which comparisons of kernels passed, and which ended the process, in files beside the compiled steps.
+"""`CheckMemory`: which comparisons passed, ended the process or never ended, in files beside the compiled steps.
 
     nothing ──begin──▶ begun, 1 start ──begin──▶ begun, 2 starts     the process ended within the comparison, twice
                             │
                             ├──passed──▶ equal                       the next start compares nothing
+                            ├──never_ends──▶ never ends              the next start compares nothing
                             └──forget──▶ nothing                     it differs: the next start compares again
 
 A compiler that aborts takes the server with it. Who starts it again would see the same for ever: so after two starts
-that ended there the kernel counts as one that crashes. (One may have been ended by somebody else.) A key covers the
+that ended there the kernel counts as one that crashes. (One may have been ended by somebody else.) One start is enough
+for a kernel that never ended, as that was noticed. A key covers the
 device, versions, flags, what attention works on, and the source of the kernels: when any of these changes, nothing is
 remembered. Without a directory nothing ever is. What cannot be read or written is as if it were not there.
 """
@@ -19,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import jaxctx_kernels
+from jaxctx.engine.runner.check.comparison import empty_report
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.json_file import read_object, write_object
-from jaxctx.engine.runner.kernel_check import empty_report
 
 MOST_STARTS = 2  # that may end within a comparison
 
@@ -50,6 +52,15 @@ class CheckMemory:
     def passed(self, key: str, said: str) -> None:
         """Remember that the comparison passed, and what was said of it."""
         self._write(key, {"equal": said})
+
+    def never_ends(self, key: str, case: str) -> None:
+        """Remember that the comparison did not end, and the case that it was at."""
+        self._write(key, {"never_ends": case})
+
+    def case_without_end(self, key: str) -> str | None:
+        """The case in which an earlier start did not end; None if none is remembered."""
+        case = self._read(key).get("never_ends")
+        return case if isinstance(case, str) else None
 
     def forget(self, key: str) -> None:
         """Remember nothing of it."""

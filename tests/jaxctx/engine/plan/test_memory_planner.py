@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner import memory_planner
-from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel, StateFunction
-from jaxctx.engine.runner.memory_planner import (
+from jaxctx.engine.plan import memory_planner
+from jaxctx.engine.plan.memory_planner import (
     GPUS,
     H200_DESCRIPTION,
     TARGETS,
@@ -26,6 +25,7 @@ from jaxctx.engine.runner.memory_planner import (
     memory_analysis,
     plan_memory,
 )
+from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel, StateFunction
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.errors import FailedPrecondition
 from jaxctx.host_memory import physical_memory

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner.check_memory import CheckMemory, key_of
+from jaxctx.engine.runner.check.remembered import CheckMemory, key_of
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx_kernels import KernelChoice
 from tests.echo import EchoModel
@@ -40,23 +40,38 @@ def test_the_second_start_that_ends_in_a_comparison_is_the_last(tmp_path: Path) 
     assert not memory.crashes("k")
 
 
+def test_one_start_that_never_ends_is_enough(tmp_path: Path) -> None:
+    memory = CheckMemory(tmp_path)
+    memory.begin("k")
+    assert memory.case_without_end("k") is None
+    memory.never_ends("k", "tpu: decoding, 8 rows")
+    assert CheckMemory(tmp_path).case_without_end("k") == "tpu: decoding, 8 rows"
+    assert memory.case_without_end("other") is memory.passed_before("k") is None
+    assert not memory.crashes("k")
+    memory.forget("k")
+    assert memory.case_without_end("k") is None
+
+
 def test_without_a_directory_nothing_is_remembered() -> None:
     memory = CheckMemory(None)
     for _ in range(3):
         memory.begin("k")
     memory.passed("k", "equal")
+    memory.never_ends("k", "tpu: decoding, 8 rows")
     memory.forget("k")
     assert memory.passed_before("k") is None
+    assert memory.case_without_end("k") is None
     assert not memory.crashes("k")
     with pytest.raises(ValueError, match="nothing is remembered"):
         memory.file("k")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"equal": 3, "begun": "2"}', "\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"equal": 3, "begun": "2", "never_ends": 1}', "\x00"])
 def test_a_broken_file_is_as_none(tmp_path: Path, text: str) -> None:
     memory = CheckMemory(tmp_path)
     memory.file("k").write_text(text)
     assert memory.passed_before("k") is None
+    assert memory.case_without_end("k") is None
     assert not memory.crashes("k")
     memory.begin("k")
     memory.begin("k")

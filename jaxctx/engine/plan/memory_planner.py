@@ -284,7 +284,7 @@ def plan_memory(model: CompiledModel, memory: int, share: float, progress: Compi
 
     `share` of what is left is for KV. How many pages `model` has is not what is planned: about as many will do.
     """
-    return fit_pages(measure_needs(model, progress), model.shapes[-1].metadata.page_size, memory, share)
+    return fit_pages(measure_needs(model, progress), model.shapes[-1].metadata[0].page_size, memory, share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ def measure_needs(
         sampling_bytes=step.alias_size_in_bytes - pools_bytes,
         temporaries_bytes=max(_temporaries(analysis) for analysis in analyses),
         code_bytes=code_bytes,
-        page_bytes=pools_bytes // model.shapes[-1].metadata.pool_pages,
+        page_bytes=pools_bytes // model.shapes[-1].metadata[0].pool_pages,
     )
 
 

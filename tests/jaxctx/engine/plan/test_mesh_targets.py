@@ -5,8 +5,8 @@ from importlib.util import find_spec
 import jax
 import pytest
 
-from jaxctx.engine.runner.memory_planner import TARGETS, compiling_for_target
-from jaxctx.engine.runner.mesh_targets import SLICES, known_targets, mesh_target
+from jaxctx.engine.plan.memory_planner import TARGETS, compiling_for_target
+from jaxctx.engine.plan.mesh_targets import SLICES, known_targets, mesh_target
 from jaxctx.errors import InvalidArgument
 
 

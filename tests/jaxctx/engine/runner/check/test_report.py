@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxctx.engine.runner.kernel_report import (
+from jaxctx.engine.runner.check.report import (
     CaseReport,
     Device,
     Difference,

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.kernel_check import (
+from jaxctx.engine.runner.check.comparison import (
     PAGES_MOVED,
     check_kernels,
     count_wrong_slots,
@@ -23,7 +22,8 @@ from jaxctx.engine.runner.kernel_check import (
     tolerance_of,
     where,
 )
-from jaxctx.engine.runner.kernel_report import KernelReport, Tolerance, Verdict
+from jaxctx.engine.runner.check.report import KernelReport, Tolerance, Verdict
+from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.step import KVCache
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from jaxctx.engine.runner.device_timing import COPY, PRODUCT, Work
-from jaxctx.engine.runner.kernel_timing import CPU, decoding, pairs, prompt, time_kernels, timing
+from jaxctx.engine.runner.check.device_timing import COPY, PRODUCT, Work
+from jaxctx.engine.runner.check.timing import CPU, decoding, pairs, prompt, time_kernels, timing
 from jaxctx_kernels import Segment
-from tests.jaxctx.engine.runner.test_kernel_check import program
+from tests.jaxctx.engine.runner.check.test_comparison import program
 
 
 def test_shares_are_of_the_ceilings_of_the_same_rounds() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from jaxctx.engine.runner.memory_planner import TARGETS, Target
+from jaxctx.engine.plan.memory_planner import TARGETS, Target
 from jaxctx.errors import InvalidArgument
 
 _FLAT = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}

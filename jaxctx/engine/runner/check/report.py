@@ -16,6 +16,7 @@ class Verdict(enum.StrEnum):
     DIFFERS = "differs"
     DOES_NOT_COMPILE = "does not compile"
     CRASHED = "crashed"  # raised an error when it ran, or ended the process
+    NEVER_ENDS = "never ends"  # took longer than the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What a `Difference` may be; see `kernel_check.tolerance_of`."""
+    """What a `Difference` may be; see `comparison.tolerance_of`."""
 
     largest: float
     mean: float
@@ -39,7 +40,7 @@ class Tolerance:
 class CaseReport:
     """One batch through one implementation, or pages moved by it."""
 
-    batch: str  # what is in the batch, see `kernel_cases`; or `kernel_check.PAGES_MOVED`
+    batch: str  # what is in the batch, see `cases`; or `comparison.PAGES_MOVED`
     rows: int  # of the step, padding included; or tokens of the pages
     implementation: str  # "reference", "gpu", "tpu"
     verdict: Verdict

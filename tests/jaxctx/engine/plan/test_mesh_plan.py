@@ -7,11 +7,11 @@ import jax
 import pytest
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner import mesh_plan
-from jaxctx.engine.runner.collectives import find_collectives
+from jaxctx.engine.plan import mesh_plan
+from jaxctx.engine.plan.collectives import find_collectives
+from jaxctx.engine.plan.memory_planner import MemoryNeeds, compile_described, compiling_for, measure_needs
+from jaxctx.engine.plan.mesh_plan import CollectiveSum, described_on, plan_mesh
 from jaxctx.engine.runner.compiled_model import CompiledModel, StateFunction
-from jaxctx.engine.runner.memory_planner import MemoryNeeds, compile_described, compiling_for, measure_needs
-from jaxctx.engine.runner.mesh_plan import CollectiveSum, described_on, plan_mesh
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.sharding import make_mesh

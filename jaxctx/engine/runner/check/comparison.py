@@ -2,7 +2,7 @@
 
 Nobody had this chip when the kernels were written. So what the engine will run (the smallest and the largest step, its
 page size, types, heads, and the mesh) attends to batches that were made for it, through `PagedAttention` as in a step,
-which also writes the rows' keys and values. Each batch of `kernel_cases` goes through
+which also writes the rows' keys and values. Each batch of `cases` goes through
 
     the reference on this device    compared with float64 on the host, for some rows
     the kernel on this device       compared with the reference, and with float64 for some rows
@@ -12,7 +12,7 @@ and written as between steps, with what suits the kernel, and every slot is comp
 pages and no weights; compiled functions come from the compilation cache where they are in it. Exceptions of the
 compiler and of the device become verdicts. What ends the process (a compiler that aborts, a fault on the device that
 takes the runtime along) cannot be caught here: `jaxctx-serve check` runs in a process of its own therefore, and
-`check_memory` remembers a start that ended within it.
+`remembered` keeps a start that ended within it.
 """
 
 import os
@@ -30,8 +30,7 @@ import numpy as np
 from jax.sharding import Mesh, Sharding
 
 from jaxctx.engine.runner import page_functions
-from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.kernel_cases import (
+from jaxctx.engine.runner.check.cases import (
     Array,
     Batch,
     Numbers,
@@ -42,7 +41,7 @@ from jaxctx.engine.runner.kernel_cases import (
     pages_for,
     stored_pages,
 )
-from jaxctx.engine.runner.kernel_report import (
+from jaxctx.engine.runner.check.report import (
     CaseReport,
     Device,
     Difference,
@@ -51,9 +50,11 @@ from jaxctx.engine.runner.kernel_report import (
     Tolerance,
     Verdict,
 )
-from jaxctx.engine.runner.step import KVCache, PagedAttention, StepShape, unpack_inputs
+from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.step import KVCache, PagedAttention, StepShape, unpack_inputs, write_metadata
+from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import query_head_order
-from jaxctx_kernels import KernelName, QuantizedKV, build_attention_metadata, kv_values
+from jaxctx_kernels import KernelName, QuantizedKV, kv_values
 
 PAGES_MOVED = "pages moved"
 """The case of whole pages."""
@@ -75,26 +76,48 @@ def nothing_to_tell(report: KernelReport, case: str) -> None:
 def check_kernels(program: CompiledModel, model_name: str = "", on_case: OnCase = nothing_to_tell) -> KernelReport:
     """Compare what `program` attends with to the reference, on its devices, for the smallest and the largest step.
 
-    Where that is the reference itself, it is compared with float64. Raises nothing for a kernel that does not work, but
-    what JAX raises if there is no memory for the pool of the cases.
+    Each kind of layer is compared by itself, with its window. Where the reference itself serves, it is compared with
+    float64. Raises nothing for a kernel that does not work, but what JAX raises if there is no memory for the pool of
+    the cases.
     """
     report = empty_report(program, model_name)
     numbers, pages = make_pages(program)
     checked_shapes = dict.fromkeys((program.shapes[0], program.shapes[-1]))
     names = dict.fromkeys(("reference", program.kernel.name))
     for shape in checked_shapes:
-        rng = np.random.default_rng((SEED, shape.rows))
-        attention = {name: CheckedAttention(program, shape, name) for name in names}
-        for batch in make_batches(rng, shape.rows, shape.metadata.page_size, pages.count):
-            case = Case.make(rng, program, shape, batch, numbers)
-            reference: Array | None = None
-            for name in names:
-                on_case(report, f"{name}: {batch.name}, {shape.rows} rows")
-                found, output = run_case(case, attention[name], pages, reference, report.tolerance)
-                reference = output if name == "reference" else reference
-                report = replace(report, cases=(*report.cases, found))
+        for layer in one_layer_of_each_kind(program.model.kv, shape):
+            rng = np.random.default_rng((SEED, shape.rows))
+            attention = {name: CheckedAttention(program, layer, name) for name in names}
+            for batch in make_batches(rng, shape.rows, program.config.page_size, pages.count, layer.window):
+                case = Case.make(rng, layer, batch, numbers)
+                reference: Array | None = None
+                for name in names:
+                    on_case(report, f"{name}: {batch.name}, {shape.rows} rows")
+                    found, output = run_case(case, attention[name], pages, reference, report.tolerance)
+                    reference = output if name == "reference" else reference
+                    report = replace(report, cases=(*report.cases, found))
     on_case(report, f"{program.kernel.name}: {PAGES_MOVED}, {moved_rows(program)} rows")
     return replace(report, cases=(*report.cases, check_moves(program, pages)))
+
+
+@dataclass(frozen=True, slots=True)
+class OneLayer:
+    """A layer of one kind alone: what a model of it would need, and the step of that model."""
+
+    spec: KVSpec
+    shape: StepShape
+
+    @property
+    def window(self) -> int | None:
+        return self.spec.kinds[0]
+
+
+def one_layer_of_each_kind(spec: KVSpec, shape: StepShape) -> list[OneLayer]:
+    """The layers of `spec`, one of each kind, in a step of `shape` without masks."""
+    return [
+        OneLayer(replace(spec, layers=1, windows=(window,)), replace(shape, metadata=(metadata,)))
+        for window, metadata in zip(spec.kinds, shape.metadata, strict=True)
+    ]
 
 
 def empty_report(program: CompiledModel, model_name: str) -> KernelReport:
@@ -186,33 +209,32 @@ class Case:
     exact: Array  # float64 [exact rows, heads, head_dim]
 
     @classmethod
-    def make(
-        cls, rng: np.random.Generator, program: CompiledModel, shape: StepShape, batch: Batch, numbers: Numbers
-    ) -> "Case":
+    def make(cls, rng: np.random.Generator, layer: OneLayer, batch: Batch, numbers: Numbers) -> "Case":
         """The queries of a batch, and what attention comes to in float64 for some of its rows."""
-        queries = make_queries(rng, batch, numbers.k, shape.rows, program.model.kv.heads)
+        queries = make_queries(rng, batch, numbers.k, layer.shape.rows, layer.spec.heads)
         rows = exact_rows(rng, batch)
         own = [
             each.reshape(len(each), -1, each.shape[3])[:, batch.slots].swapaxes(0, 1) for each in (numbers.k, numbers.v)
         ]
-        exact = exact_attention(queries, numbers, batch, rows)
-        return cls(batch, shape.rows, queries, own[0], own[1], rows, exact)
+        exact = exact_attention(queries, numbers, batch, rows, layer.spec.soft_cap)
+        return cls(batch, layer.shape.rows, queries, own[0], own[1], rows, exact)
 
 
 class CheckedAttention:
-    """One implementation, for one shape of step. It is compiled when it is first called.
+    """One implementation, for one kind of layer in one shape of step. It is compiled when it is first called.
 
     The reference has the kernel's work list. On its own, of items of more classes, it would take three times as long to
     compile; mistakes of the list itself show in float64.
     """
 
-    def __init__(self, program: CompiledModel, shape: StepShape, name: KernelName) -> None:
+    def __init__(self, program: CompiledModel, layer: OneLayer, name: KernelName) -> None:
         self.name: KernelName = name
-        self.shape = replace(shape, metadata=replace(shape.metadata, kernel=name))
+        (metadata,) = layer.shape.metadata
+        self.shape = replace(layer.shape, metadata=(replace(metadata, kernel=name),))
         self._program = program
-        spec = program.model.kv
+        spec = layer.spec
         self._head_order = query_head_order(spec.kv_heads, spec.group, program.mesh)
-        self._attend = jax.jit(partial(attend_and_write, self.shape, program.mesh), donate_argnums=0)
+        self._attend = jax.jit(partial(attend_and_write, spec, self.shape, program.mesh), donate_argnums=0)
         self._compiled: Any = None
 
     def arguments(self, case: Case, pages: Pages) -> tuple[Any, ...]:
@@ -220,7 +242,7 @@ class CheckedAttention:
         packed = np.zeros(self.shape.size, np.int32)
         views = unpack_inputs(packed, self.shape)
         views.kv_slots[:] = case.batch.slots
-        build_attention_metadata(case.batch.segments, self.shape.metadata, views.metadata)
+        write_metadata(case.batch.segments, self.shape, views)
         before = case.batch.visible.copy()
         before.reshape(-1)[case.batch.slots] = False
         numbers = (case.queries[:, self._head_order], case.own_keys, case.own_values)
@@ -243,6 +265,7 @@ class CheckedAttention:
 
 
 def attend_and_write(
+    spec: KVSpec,
     shape: StepShape,
     mesh: Mesh | None,
     cache: KVCache,
@@ -251,8 +274,8 @@ def attend_and_write(
     k: jax.Array,
     v: jax.Array,
 ) -> tuple[jax.Array, KVCache]:
-    """What one layer of a step does with its pages: `packed` is int32 `[shape.size]`."""
-    backend = PagedAttention((cache,), 1, unpack_inputs(packed, shape), shape, mesh)
+    """What the only layer of `spec` does with its pages in a step: `packed` is int32 `[shape.size]`."""
+    backend = PagedAttention((cache,), spec, unpack_inputs(packed, shape), shape, mesh)
     output = backend.attend(0, q, k, v)
     return output, backend.pools[0]
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.engine.runner.kernel_cases import (
+from jaxctx.engine.runner.check.cases import (
     Batch,
     Numbers,
     exact_attention,

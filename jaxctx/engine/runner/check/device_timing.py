@@ -1,6 +1,6 @@
 """How things are timed on a device: in rounds, everything in turn; what disturbs one disturbs its ceilings as well.
 
-Used by `kernel_timing` and by the benchmark of the kernels; never by an engine.
+Used by `timing` and by the benchmark of the kernels; never by an engine.
 """
 
 import math

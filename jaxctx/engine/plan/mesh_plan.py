@@ -12,16 +12,16 @@ import jax
 from jax.sharding import Mesh
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner.collectives import find_collectives
-from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.compiler_options import CompilerOptions
-from jaxctx.engine.runner.memory_planner import (
+from jaxctx.engine.plan.collectives import find_collectives
+from jaxctx.engine.plan.memory_planner import (
     MemoryNeeds,
     MemoryPlan,
     compile_described,
     fit_pages,
     measure_needs,
 )
+from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.compiler_options import CompilerOptions
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.functional import DecoderModel, FlatParams
 from jaxctx.model.sharding import logical_sharding

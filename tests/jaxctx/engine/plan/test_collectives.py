@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxctx.engine.runner.collectives import Collective, find_collectives
+from jaxctx.engine.plan.collectives import Collective, find_collectives
 
 HLO = """HloModule jit_step, is_scheduled=true
 

@@ -8,6 +8,9 @@ each weighs about as much as all others together.
     the token behind it                     a row that sees one too many gains it: the next row's, or NaN
     any other token that the row sees       another one for each row and head: reading another page loses it
 
+Of layers with a sliding window half of the query heads look for the first token of the window instead of any other, and
+for the one before it, which the row does not see.
+
 Slots that no row of a batch sees are poisoned. Pages lie in random order.
 """
 
@@ -37,6 +40,7 @@ class Batch:
     segments: tuple[Segment, ...]
     visible: Array  # bool [pool_pages, page_size]: slots that some row sees
     slots: Array  # int32 [rows]: where each row's own key and value go; 0, in the scratch page, for padding
+    window: int | None = None  # tokens that a row sees at most; None: all up to itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +125,11 @@ def page_edges(dealer: Dealer) -> None:
 KINDS: tuple[Callable[[Dealer], None], ...] = (decoding, branches, prompts_and_decoding, page_edges)
 
 
-def make_batches(rng: Generator, rows: int, page_size: int, pool_pages: int) -> Iterator[Batch]:
-    """A batch of each kind for a step of `rows` rows."""
+def make_batches(
+    rng: Generator, rows: int, page_size: int, pool_pages: int, window: int | None = None
+) -> Iterator[Batch]:
+    """A batch of each kind for a step of `rows` rows; `window`: how many tokens a row sees at most."""
+    of_window = "" if window is None else f", window of {window} tokens"
     for kind in KINDS:
         dealer = Dealer(rng, rows, page_size, pool_pages)
         kind(dealer)
@@ -130,10 +137,17 @@ def make_batches(rng: Generator, rows: int, page_size: int, pool_pages: int) -> 
         slots = np.zeros(rows, np.int32)
         for s in dealer.segments:
             tokens = np.arange(s.position + s.rows)
-            visible[s.pages[tokens // page_size], tokens % page_size] = True
+            seen = tokens[first_visible(s.position, window) :]
+            visible[s.pages[seen // page_size], seen % page_size] = True
             own = tokens[s.position :]
             slots[s.first_row : s.first_row + s.rows] = s.pages[own // page_size] * page_size + own % page_size
-        yield Batch(kind.__name__.replace("_", " "), tuple(dealer.segments), visible, slots)
+        name = kind.__name__.replace("_", " ") + of_window
+        yield Batch(name, tuple(dealer.segments), visible, slots, window)
+
+
+def first_visible(last: Any, window: int | None) -> Any:
+    """The first token that rows see whose last one is `last`, a number or an array."""
+    return last * 0 if window is None else np.maximum(last + 1 - window, 0)
 
 
 def pages_for(page_size: int, pool_pages: int, max_context_tokens: int) -> int:
@@ -154,9 +168,16 @@ def make_queries(rng: Generator, batch: Batch, k: Array, rows: int, heads: int) 
         tokens = np.arange(s.position + s.rows)
         slot_of = s.pages[tokens // page_size] * page_size + tokens % page_size
         last = tokens[s.position :, None]
-        needle = rng.integers(0, np.maximum(last, 1), (s.rows, heads))
+        first = first_visible(last, batch.window)
+        needle = rng.integers(first, np.maximum(last, first + 1), (s.rows, heads))
         looked_for = by_slot[head, slot_of[last]]
-        looked_for += np.where(last[..., None] > 0, by_slot[head, slot_of[needle]], 0)  # no other before the first
+        if batch.window is not None:
+            at_edge = (first > 0) & (first < last) & (np.arange(heads) % 2 == 0)
+            needle = np.where(at_edge, first, needle)
+            looked_for += np.where(at_edge[..., None], by_slot[head, slot_of[first - 1]], 0)
+        looked_for += np.where(
+            last[..., None] > first[..., None], by_slot[head, slot_of[needle]], 0
+        )  # no other before the first
         looked_for[:-1] += by_slot[head, slot_of[last[1:]]]  # there is none behind the sequence's last
         queries[s.first_row : s.first_row + s.rows] = looked_for * (NEEDLE_SCORE / dim**0.5)
     rounded: Array = queries.astype(jnp.bfloat16).astype(np.float32)
@@ -173,20 +194,25 @@ def exact_rows(rng: Generator, batch: Batch) -> Array:
     return np.unique(np.array(chosen, np.int64))
 
 
-def exact_attention(queries: Array, numbers: Numbers, batch: Batch, rows: Array) -> Array:
-    """Attention in float64, row by row: `[len(rows), heads, head_dim]`."""
+def exact_attention(
+    queries: Array, numbers: Numbers, batch: Batch, rows: Array, soft_cap: float | None = None
+) -> Array:
+    """Attention in float64, row by row: `[len(rows), heads, head_dim]`. `soft_cap`: see `KVSpec`."""
     heads, dim = queries.shape[1:]
     kv_heads, _, page_size, _ = numbers.k.shape
     group = heads // kv_heads
     out = np.zeros((len(rows), heads, dim))
     for s in batch.segments:
         for number in np.flatnonzero((rows >= s.first_row) & (rows < s.first_row + s.rows)):
-            token = np.arange(s.position + rows[number] - s.first_row + 1)
+            last = s.position + rows[number] - s.first_row
+            token = np.arange(first_visible(last, batch.window), last + 1)
             page, offset = s.pages[token // page_size], token % page_size
             for head in range(kv_heads):
                 own = slice(head * group, (head + 1) * group)
                 keys = numbers.k[head, page, offset].astype(np.float64)
                 score = queries[rows[number], own].astype(np.float64) @ keys.T * dim**-0.5
+                if soft_cap is not None:
+                    score = soft_cap * np.tanh(score / soft_cap)
                 weight = np.exp(score - score.max(1, keepdims=True))
                 weight /= weight.sum(1, keepdims=True)
                 out[number, own] = weight @ numbers.v[head, page, offset]

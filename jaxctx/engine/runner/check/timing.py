@@ -5,6 +5,7 @@ matrix units (prompts), so each is given as shares of both ceilings, taken in th
 are written, too, as in a step.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxctx.engine.runner.check.cases import first_visible
+from jaxctx.engine.runner.check.comparison import (
+    OneLayer,
+    attend_and_write,
+    make_pages,
+    one_layer_of_each_kind,
+    put_numbers,
+)
+from jaxctx.engine.runner.check.device_timing import COPY, PRODUCT, Work, ceilings, measure
+from jaxctx.engine.runner.check.report import Timing
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.device_timing import COPY, PRODUCT, Work, ceilings, measure
-from jaxctx.engine.runner.kernel_check import attend_and_write, make_pages, put_numbers
-from jaxctx.engine.runner.kernel_report import Timing
-from jaxctx.engine.runner.step import KVCache, StepShape, unpack_inputs
-from jaxctx_kernels import Segment, build_attention_metadata
+from jaxctx.engine.runner.step import KVCache, StepShape, unpack_inputs, write_metadata
+from jaxctx.model.interface import KVSpec
+from jaxctx_kernels import Segment
 
 ROUNDS = 5
 
@@ -44,19 +53,21 @@ class TimedAttention:
 
     def __init__(self, program: CompiledModel, shape: StepShape, cache: KVCache, segments: Sequence[Segment]) -> None:
         config, spec = program.config, program.model.kv
+        layer = timed_layer(spec, shape)
+        shape = layer.shape
         packed = np.zeros(shape.size, np.int32)
         views = unpack_inputs(packed, shape)
         for s in segments:
             token = s.position + np.arange(s.rows)
             slots = s.pages[token // config.page_size] * config.page_size + token % config.page_size
             views.kv_slots[s.first_row : s.first_row + s.rows] = slots
-        build_attention_metadata(segments, shape.metadata, views.metadata)
+        write_metadata(segments, shape, views)
         rng = np.random.default_rng(0)
         q = rng.standard_normal((shape.rows, program.model.kv.heads, spec.head_dim), np.float32)
         own = rng.standard_normal((2, shape.rows, spec.kv_heads, spec.head_dim), np.float32)
         self._cache = cache
         self._rest = (jax.device_put(packed, program.replicated), *(put_numbers(program, each) for each in (q, *own)))
-        attend = jax.jit(partial(attend_and_write, shape, program.mesh), donate_argnums=0)
+        attend = jax.jit(partial(attend_and_write, layer.spec, shape, program.mesh), donate_argnums=0)
         self._attend: Callable[..., tuple[jax.Array, KVCache]] = attend.lower(cache, *self._rest).compile()
 
     def __call__(self) -> jax.Array:
@@ -81,12 +92,15 @@ def time_kernels(program: CompiledModel, amount: Amount | None = None) -> Sequen
     batches = (decoding(program, pages.count * copies), prompt(program, pages.count * copies))
     for name, shape, segments in batches:
         cache = jax.tree.map(partial(repeated, copies), pages.cache)
+        window = timed_layer(spec, shape).window
         works.append(
             Work(
                 name,
                 TimedAttention(program, shape, cache, segments),
-                read_bytes=sum(len(s.pages) for s in segments) * page_bytes / devices,
-                flops=sum(pairs(s) for s in segments) * 4 * spec.heads * spec.head_dim / devices,
+                read_bytes=sum(pages_read(s, window, program.config.page_size) for s in segments)
+                * page_bytes
+                / devices,
+                flops=sum(pairs(s, window) for s in segments) * 4 * spec.heads * spec.head_dim / devices,
             )
         )
     seconds = measure(works, ROUNDS, amount.least_s)
@@ -120,9 +134,21 @@ def step_for(program: CompiledModel, rows: int) -> StepShape:
     return next(shape for shape in program.shapes if shape.rows >= rows)
 
 
-def pairs(s: Segment) -> int:
+def timed_layer(spec: KVSpec, shape: StepShape) -> OneLayer:
+    """The layer that is timed: of the kind that sees most."""
+    layers = one_layer_of_each_kind(spec, shape)
+    return max(layers, key=lambda layer: math.inf if layer.window is None else layer.window)
+
+
+def pages_read(s: Segment, window: int | None, page_size: int) -> int:
+    """Pages that the rows of a segment read."""
+    return len(s.pages) - int(first_visible(s.position, window)) // page_size
+
+
+def pairs(s: Segment, window: int | None = None) -> int:
     """Tokens that the rows of a segment see, all together."""
-    return s.rows * (2 * s.position + s.rows + 1) // 2
+    last = s.position + np.arange(s.rows)
+    return int((last + 1 - first_visible(last, window)).sum())
 
 
 def repeated(copies: int, array: jax.Array) -> Any:
