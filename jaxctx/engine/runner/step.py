@@ -176,7 +176,8 @@ class PagedAttention:
         self.pools = tuple(pools)
         self.mesh = mesh
         self.padding: jax.Array | None = inputs.tokens == PADDING
-        self.kernel = next((each.kernel for each in shape.metadata if each.kernel != "reference"), "reference")
+        of_layers: list[kernels.KernelName] = [each.kernel for each in shape.metadata]
+        self.kernel = next((name for name in of_layers if name != "reference"), "reference")
         self.looped = len(pools) < spec.layers
         self.kv_slots: jax.Array = inputs.kv_slots
         self.shapes = shape.metadata
