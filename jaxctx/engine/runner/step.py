@@ -176,8 +176,8 @@ class PagedAttention:
         self.pools = tuple(pools)
         self.mesh = mesh
         self.padding: jax.Array | None = inputs.tokens == PADDING
-        of_layers: list[kernels.KernelName] = [each.kernel for each in shape.metadata]
-        self.kernel = next((name for name in of_layers if name != "reference"), "reference")
+        of_layers = (each.kernel for each in shape.metadata)
+        self.kernel: kernels.KernelName = next((name for name in of_layers if name != "reference"), "reference")
         self.looped = len(pools) < spec.layers
         self.kv_slots: jax.Array = inputs.kv_slots
         self.shapes = shape.metadata
