@@ -14,18 +14,23 @@ from jaxctx_kernels import AttentionMetadata, KVPages, MetadataShape, write_kv
 from jaxctx_kernels.reference import Mask, Tile, fold_tiles, read_values, sort_mask, tile_mask, widest_tile
 
 
-def stored_sum(kv: PagedAttention, values: jax.Array) -> jax.Array:
-    """Store uint32 `values` `[rows]` in layer 0; for each row the sum of all values that it sees, itself included."""
+def stored_sum(kv: PagedAttention, values: jax.Array, layer: int = 0) -> jax.Array:
+    """Store uint32 `values` `[rows]` in a layer; for each row the sum of all values that it sees, itself included.
+
+    All layers are in one pool.
+    """
     pool = kv.pools[0]
-    pool = pool._replace(k=write_kv(pool.k, values[:, None, None], kv.kv_slots))
+    slots = kv.kv_slots + layer * kv.shapes[0].pool_pages * kv.shapes[0].page_size
+    pool = pool._replace(k=write_kv(pool.k, values[:, None, None], slots))
     kv.pools = (pool,)
-    return sum_of_kind(kv, 0, pool.k)
+    return layer_sum(kv, pool.k, layer)
 
 
-def sum_of_kind(kv: PagedAttention, kind: int, pages: KVPages) -> jax.Array:
-    """For each row the sum of all values of `pages` that it sees in layers of a kind, see `KVSpec.kinds`."""
-    metadata, mask = kv.kinds[kind]
-    return visible_sum(pages, metadata, shape=kv.shapes[kind], mask=mask)
+def layer_sum(kv: PagedAttention, pages: KVPages, layer: int = 0) -> jax.Array:
+    """For each row the sum of all values of `pages` that it sees in a layer."""
+    number = kv.kind_of_layer[layer]
+    metadata, mask = kv.kinds[number].from_page(layer * kv.shapes[0].pool_pages)
+    return visible_sum(pages, metadata, shape=kv.shapes[number], mask=mask)
 
 
 def visible_sum(

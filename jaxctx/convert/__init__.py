@@ -46,6 +46,8 @@ from jaxctx.convert.contexts import (
     update_context_request_to_proto,
 )
 from jaxctx.convert.engines import (
+    attention_from_proto,
+    attention_to_proto,
     engine_info_from_proto,
     engine_info_to_proto,
     engine_stats_from_proto,
@@ -149,8 +151,10 @@ from jaxctx.convert.times import (
 )
 
 __all__ = [
+    "attention_from_proto",
     "attention_mask_from_proto",
     "attention_mask_to_proto",
+    "attention_to_proto",
     "call_output_from_proto",
     "call_output_to_proto",
     "comparison_from_proto",

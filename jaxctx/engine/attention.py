@@ -18,6 +18,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from jaxctx.types import Attention
+
 if TYPE_CHECKING:
     from jaxctx_kernels import KernelName
 
@@ -46,6 +48,15 @@ class AttentionChoice:
     reason: AttentionReason
     why_no_kernel: str = ""  # a clause, where a kernel would be faster: "it has compute capability 8.0, …"
     compared: str = ""  # a clause about the comparison with the reference, where there was one
+
+    def as_status(self) -> Attention:
+        """The same for those who ask the engine."""
+        return Attention(
+            implementation=self.implementation,
+            reason=self.reason.value,
+            why_no_kernel=self.why_no_kernel,
+            compared=self.compared,
+        )
 
     def describe(self) -> str:
         """For the banner: "gpu kernel, equal to the reference …", or "plain JAX"."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jaxctx.types import (
+    Attention,
     Comparison,
     ContextEvent,
     ContextInfo,
@@ -66,6 +67,8 @@ class ProgramEngine(Protocol):
     """
 
     info: EngineInfo
+    attention_status: Attention | None
+    """What computes attention, and why; None: not known."""
 
     async def fill(
         self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False

@@ -5,7 +5,7 @@ and decode rows of many requests side by side. Which keys a row may see is decid
 never sees a page, a context or a batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -68,6 +68,11 @@ class KVSpec:
         """Whether in any layer a row does not see everything before it."""
         return self.kinds != (None,)
 
+    def within(self, tokens: int) -> "KVSpec":
+        """The same for contexts of at most so many tokens: without the windows that are as long."""
+        windows = tuple(None if window is None or window >= tokens else window for window in self.windows)
+        return replace(self, windows=windows if any(windows) else ())
+
 
 class AttentionBackend(Protocol):
     """Handed to `Model.hidden` for one trace; it stores the rows' KV and reads what each row may see."""
@@ -101,9 +106,8 @@ class Model(Protocol):
     @property
     def max_positions(self) -> int: ...
 
-    @property
-    def attention_window(self) -> int | None:
-        """Tokens, where it is a window that limits `max_positions`, and not what the model was made for."""
+    def context_reason(self, tokens: int) -> str:
+        """What to tell users about contexts of up to so many tokens: why not more, or what that changes; or nothing."""
 
     @property
     def kv(self) -> KVSpec: ...

@@ -10,15 +10,47 @@ from jaxctx.model.config import ModelConfig
 from jaxctx.model.config_reader import Reader, shown
 from jaxctx.model.families.family import Family
 from jaxctx.model.families.fields import refuse_unknown
+from jaxctx.model.families.gemma import GEMMA, GEMMA2, GEMMA3
+from jaxctx.model.families.granite import GRANITE
 from jaxctx.model.families.llama import LLAMA
 from jaxctx.model.families.mistral import MISTRAL
 from jaxctx.model.families.mixtral import MIXTRAL
+from jaxctx.model.families.olmo import OLMO2, OLMO3
+from jaxctx.model.families.phi3 import PHI3
 from jaxctx.model.families.qwen import QWEN2, QWEN3
 from jaxctx.model.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from jaxctx.model.families.smollm3 import SMOLLM3
 
-FAMILIES: Mapping[str, Family] = {
-    family.architecture: family for family in (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+_EVERY = (
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    OLMO2,
+    OLMO3,
+    PHI3,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN3,
+    QWEN3_MOE,
+    SMOLLM3,
+)
+
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _EVERY}
+
+NOT_COMPUTED: Mapping[str, str] = {
+    "GptOssForCausalLM": "attention sinks are not computed",
+    "DeepseekV2ForCausalLM": "multi-head latent attention is not computed",
+    "DeepseekV3ForCausalLM": "multi-head latent attention is not computed",
+    "MambaForCausalLM": "state space layers are not computed",
+    "Mamba2ForCausalLM": "state space layers are not computed",
+    "Phi3SmallForCausalLM": "block-sparse attention is not computed",
+    "Qwen3NextForCausalLM": "linear attention is not computed",
 }
+"""Families that are asked for and not here, with what is missing."""
 
 
 def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig:
@@ -37,6 +69,8 @@ def _family(read: Reader) -> Family:
     names = read.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         read.refuse("architectures", f"must name one architecture, not {shown(names)}")
+    if isinstance(names[0], str) and names[0] in NOT_COMPUTED:
+        read.refuse("architectures", f"{shown(names[0])} is not supported: {NOT_COMPUTED[names[0]]}")
     if not isinstance(names[0], str) or names[0] not in FAMILIES:
         read.refuse("architectures", f"{shown(names[0])} is not supported; supported are {', '.join(FAMILIES)}")
     return FAMILIES[names[0]]

@@ -251,6 +251,38 @@ class EngineStats(google.protobuf.message.Message):
 global___EngineStats = EngineStats
 
 @typing.final
+class Attention(google.protobuf.message.Message):
+    """What computes attention of an engine, and why."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IMPLEMENTATION_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    WHY_NO_KERNEL_FIELD_NUMBER: builtins.int
+    COMPARED_FIELD_NUMBER: builtins.int
+    implementation: builtins.str
+    """"reference", which is plain JAX, or a kernel: "gpu", "mma" or "tpu"."""
+    reason: builtins.str
+    """"checked", "unchecked", "platform", "requested", "no_kernel", "differs", "does_not_compile", "crashed" or
+    "never_ends", as the metric `jaxctx_attention_info` has them. There may be more.
+    """
+    why_no_kernel: builtins.str
+    """Where a kernel would be faster: a clause that says why there is none. Else empty."""
+    compared: builtins.str
+    """A clause about the comparison with the reference. Empty: there was none."""
+    def __init__(
+        self,
+        *,
+        implementation: builtins.str = ...,
+        reason: builtins.str = ...,
+        why_no_kernel: builtins.str = ...,
+        compared: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compared", b"compared", "implementation", b"implementation", "reason", b"reason", "why_no_kernel", b"why_no_kernel"]) -> None: ...
+
+global___Attention = Attention
+
+@typing.final
 class Engine(google.protobuf.message.Message):
     """One engine."""
 
@@ -260,6 +292,7 @@ class Engine(google.protobuf.message.Message):
     STATS_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
+    ATTENTION_FIELD_NUMBER: builtins.int
     address: builtins.str
     """Of a router's engine: where it listens. Empty: it is in the process that answers."""
     epoch: builtins.int
@@ -274,6 +307,10 @@ class Engine(google.protobuf.message.Message):
     def stats(self) -> global___EngineStats:
         """How loaded it is."""
 
+    @property
+    def attention(self) -> global___Attention:
+        """What computes its attention, and why."""
+
     def __init__(
         self,
         *,
@@ -281,9 +318,10 @@ class Engine(google.protobuf.message.Message):
         stats: global___EngineStats | None = ...,
         address: builtins.str = ...,
         epoch: builtins.int = ...,
+        attention: global___Attention | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "epoch", b"epoch", "info", b"info", "stats", b"stats"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["attention", b"attention", "info", b"info", "stats", b"stats"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "attention", b"attention", "epoch", b"epoch", "info", b"info", "stats", b"stats"]) -> None: ...
 
 global___Engine = Engine
 

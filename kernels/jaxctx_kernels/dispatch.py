@@ -51,11 +51,7 @@ OLDEST_GPU = 8  # the first number of the compute capability of Ampere, whose in
 LARGEST_GROUP = 64  # query heads of a KV head that fit into a product of the kernels for GPUs
 
 
-WITHOUT_WINDOWS: tuple[KernelName, ...] = (
-    "gpu",
-    "mma",
-    "tpu",
-)  # kernels without sliding windows, and without soft caps
+WITHOUT_WINDOWS: tuple[KernelName, ...] = ("gpu", "mma")  # kernels that know no sliding windows and no soft caps
 
 
 class KernelChoice(NamedTuple):
@@ -84,9 +80,9 @@ def select_kernel(
     since a TPU's scalar memory limits both. `windowed`, `capped`: whether any layer has a sliding window, or a soft cap
     of scores. What is chosen never refuses such arrays.
     """
-    if device.platform != "cpu" and (windowed or capped):
+    if device.platform == "gpu" and (windowed or capped):
         needs = "sliding windows" if windowed else "a soft cap of scores"
-        return KernelChoice("reference", f"the model has {needs}, which no kernel has yet")
+        return KernelChoice("reference", f"the model has {needs}, which kernels of GPUs do not know yet")
     if device.platform == "gpu":
         choice = select_gpu_kernel(device.compute_capability, pages, group)
         return choice._replace(processors=getattr(device, "core_count", HOPPER_PROCESSORS))
@@ -162,7 +158,7 @@ def attend(
     if shape.kernel == "tpu" and mask is None:
         from jaxctx_kernels import pallas_tpu
 
-        return pallas_tpu.attend(q, k_pages, v_pages, metadata, shape=shape)
+        return pallas_tpu.attend(q, k_pages, v_pages, metadata, shape=shape, soft_cap=soft_cap)
     return reference.attend(q, k_pages, v_pages, metadata, mask, shape=shape, soft_cap=soft_cap)
 
 

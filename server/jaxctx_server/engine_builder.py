@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +19,19 @@ from jaxctx.engine.factory import ServedModel, open_engine, use_compilation_cach
 from jaxctx.engine.plan.memory_planner import TARGETS, compiling_for, compiling_for_target, plan_memory
 from jaxctx.engine.plan.mesh_plan import plan_mesh
 from jaxctx.engine.plan.mesh_targets import mesh_target
-from jaxctx.engine.runner.attention_choice import choose_attention, kernel_of, require_kernel, wanted_kernel
+from jaxctx.engine.runner.attention_choice import (
+    choose_attention,
+    kernel_of,
+    require_kernel,
+    wanted_kernel,
+    without_kernel,
+)
 from jaxctx.engine.runner.check.comparison import OnCase, check_kernels
 from jaxctx.engine.runner.check.remembered import CheckMemory
 from jaxctx.engine.runner.check.report import KernelReport, Verdict
 from jaxctx.engine.runner.check.time_limit import NeverEnds
 from jaxctx.engine.runner.check.timing import time_kernels
+from jaxctx.engine.runner.check.whole_step import StepsDiffer, check_whole_steps, step_tolerance
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.matmul_choice import check_matmul_dtype, choose_matmul_dtype
@@ -36,6 +44,7 @@ from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import logical_sharding, make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config, run_dtype, stored_weights_dtype
+from jaxctx.model.weights.formats import open_source
 from jaxctx.model.weights.load import open_checked
 from jaxctx_kernels import KernelChoice
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
@@ -50,6 +59,8 @@ from jaxctx_server.engine_settings import (
 from jaxctx_server.errors import MODEL, NEVER_ENDS, StartError
 from jaxctx_server.progress import Progress
 
+WEIGHTS = "weights"
+"""What a check says while they are loaded."""
 log = logging.getLogger("jaxctx.server")
 
 
@@ -65,19 +76,34 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
             lowering_cache = LoweringCache(config.compile_cache / "traced")
         mesh = make_mesh(read_config(config.model or BUNDLED), tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
-        attention = _attention(config, served, mesh)
-        sizes, fitting = _fitting_sizes(config, served, mesh, kernel_of(attention), progress)
-        engine = open_engine(
-            served,
-            engine_config(config, served.model, sizes, fitting, jax.default_backend()),
-            mesh=mesh,
-            attention=attention,
-            store=config.store,
-            progress=progress.compiled,
-            compile_all=config.compile_all,
-            lowering_cache=lowering_cache,
-        )
-        return engine, served.text
+        open_with = partial(_open, config, served, mesh, lowering_cache, progress)
+        try:
+            return open_with(_attention(config, served, mesh)), served.text
+        except StepsDiffer as error:
+            why = str(error)
+        return open_with(without_kernel(why, config.attention)), served.text
+
+
+def _open(
+    config: ServeConfig,
+    served: ServedModel,
+    mesh: Mesh | None,
+    lowering_cache: LoweringCache | None,
+    progress: Progress,
+    attention: AttentionChoice,
+) -> LocalEngine:
+    """The running engine, in sizes that fit with what computes attention. Raises StepsDiffer."""
+    sizes, fitting = _fitting_sizes(config, served, mesh, kernel_of(attention), progress)
+    return open_engine(
+        served,
+        engine_config(config, served.model, sizes, fitting, jax.default_backend()),
+        mesh=mesh,
+        attention=attention,
+        store=config.store,
+        progress=progress.compiled,
+        compile_all=config.compile_all,
+        lowering_cache=lowering_cache,
+    )
 
 
 def plan(config: PlanConfig, progress: Progress) -> EnginePlan:
@@ -146,14 +172,41 @@ def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
         report = check_kernels(program, name, on_case)
         if report.kernel_verdict is not Verdict.EQUAL:
             return report
+        if program.kernel.name != "reference":
+            report = _with_whole_steps(config, mesh, program, report, on_case)
+        if report.kernel_verdict is not Verdict.EQUAL:
+            return report
         on_case(report, "timings")
         return replace(report, timings=time_kernels(program))
+
+
+def _with_whole_steps(
+    config: ServeConfig, mesh: Mesh | None, program: CompiledModel, report: KernelReport, on_case: OnCase
+) -> KernelReport:
+    """The report with whole steps, or with the reason why there are none."""
+    path = Path(config.model or BUNDLED)
+    if not path.is_dir():
+        return replace(report, why_no_steps="a built-in shape has no weights")
+    types = _types(config)._asdict()
+    try:
+        open_source(path)
+        loaded = load_model(path, **types, mesh=mesh, progress=lambda done, total: on_case(report, WEIGHTS))
+        tolerance = step_tolerance(loaded.model.kv)
+        cases = check_whole_steps(loaded.model, loaded.params, program, lambda case: on_case(report, case))
+    except CheckpointError as error:
+        return replace(report, why_no_steps=error.message)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return replace(report, why_no_steps="the device's memory is too small for the weights and a step")
+    return replace(report, cases=(*report.cases, *cases), step_tolerance=tolerance)
 
 
 def _shape(config: ServeConfig) -> ModelConfig:
     """The configuration of the model, or of the built-in shape of this name."""
     path = Path(config.model or BUNDLED)
-    return read_config(path if path.exists() else SHAPES / path)
+    shape = read_config(path if path.exists() else SHAPES / path)
+    return shape.for_contexts_of(config.max_context_tokens)
 
 
 def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, FlatParams]:
@@ -192,7 +245,14 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
     text = load_text(path)  # before the weights: it takes less time to find out that it is missing
     matmul_dtype = _matmul_dtype(config, path)
     types = _types(config)._asdict()
-    loaded = load_model(path, **types, matmul_dtype=matmul_dtype, mesh=mesh, progress=progress.weights)
+    loaded = load_model(
+        path,
+        **types,
+        matmul_dtype=matmul_dtype,
+        context_tokens=config.max_context_tokens,
+        mesh=mesh,
+        progress=progress.weights,
+    )
     return ServedModel(
         model=loaded.model,
         params=loaded.params,

@@ -64,9 +64,8 @@ def _longest(config: ServeConfig, model: Model) -> int:
     """Tokens of the longest context, as far as settings and model decide. Raises InvalidArgument."""
     longest = config.max_context_tokens or model.max_positions
     if longest > model.max_positions:
-        why = (
-            "" if model.attention_window is None else ": that is its attention window, beyond which it is not computed"
-        )
+        reason = model.context_reason(model.max_positions)
+        why = f", {reason}" if reason else ""
         raise InvalidArgument.field("max_context_tokens", f"the model has {model.max_positions} positions{why}")
     return longest
 
@@ -84,14 +83,15 @@ def engine_config(config: ServeConfig, model: Model, sizes: Sizes, fitting: int,
     if (config.max_context_tokens or 0) > capacity:
         raise InvalidArgument.field("max_context_tokens", f"there are only {capacity} tokens of KV")
     host_pages, host_reason = _host_tier(config, model, page_size, pages, platform)
+    max_context_tokens = min(longest, capacity)
     return EngineConfig(
         pages=pages,
         page_size=page_size,
         max_batch=sizes.max_batch,
         max_batch_tokens=sizes.max_batch_tokens,
         sizes_reason=sizes.reason,
-        max_context_tokens=min(longest, capacity),
-        attention_window=model.attention_window,
+        max_context_tokens=max_context_tokens,
+        context_reason=model.context_reason(max_context_tokens),
         queue_limit=config.queue_limit,
         max_contexts_per_tenant=config.max_contexts_per_tenant,
         max_snapshots_per_tenant=config.max_snapshots_per_tenant,

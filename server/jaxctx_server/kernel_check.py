@@ -58,10 +58,11 @@ def check_apart(config: CheckConfig, show: Callable[[str], None]) -> KernelRepor
     process.start()
     sending.close()  # so that the end of the process is the end of the messages
     last: Message | None = None
-    verdict, how = Verdict.CRASHED, ""
+    verdict, how, shown = Verdict.CRASHED, "", ""
     try:
         for last in messages(receiving, config.check_timeout_s):
-            if isinstance(last, Begun):
+            if isinstance(last, Begun) and last.case != shown:  # a case of many parts says that it is alive
+                shown = last.case
                 show(last.case)
     except TimeoutError:
         process.kill()
@@ -157,6 +158,12 @@ def report_lines(report: KernelReport) -> Iterator[str]:
         if case.detail:
             yield f"    {case.detail}"
     yield f"{'tolerance':<66}{report.tolerance.largest:>10.2g}{report.tolerance.mean:>10.2g}"
+    if report.step_tolerance is not None:
+        tolerance = report.step_tolerance
+        title = "tolerance of whole steps, as a share of the logits' spread"
+        yield f"{title:<66}{tolerance.largest:>10.2g}{tolerance.mean:>10.2g}"
+    if report.why_no_steps:
+        yield f"whole steps were not compared: {report.why_no_steps}"
     if report.timings:
         yield ""
         yield f"{'timing':<40}{'seconds':>10}{'GB/s':>9}{'TFLOP/s':>9}{'of copy':>9}{'of product':>12}"

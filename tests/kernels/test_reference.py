@@ -363,7 +363,15 @@ class TestUnderAMask:
         ],
     )
     def test_equals_dense_attention(
-        self, rng: Generator, grow: Callable, kinds: list[str], dense: Callable, group: int, dim: int, page_size: int
+        self,
+        rng: Generator,
+        grow: Callable,
+        kinds: list[str],
+        visible: Callable,
+        dense: Callable,
+        group: int,
+        dim: int,
+        page_size: int,
     ) -> None:
         """Whatever metadata or mask hides of a row's own tokens is NaN or infinite for somebody, and reaches nobody."""
         kv_heads = 2
@@ -371,11 +379,7 @@ class TestUnderAMask:
         for kind in kinds:
             segments = grow(kind, ROWS, page_size, POOL).segments
             mask = random_mask(rng, ROWS, POOL * page_size)
-            seen = np.zeros((POOL, page_size), np.bool_)
-            for s in segments:
-                for row in range(s.first_row, s.first_row + s.rows):
-                    token = np.flatnonzero(mask[row, : s.position + row - s.first_row + 1])
-                    seen[s.pages[token // page_size], token % page_size] = True
+            seen = visible(segments, page_size, POOL, mask=mask)
             k, v = rng.normal(size=(2, kv_heads, POOL, page_size, dim)).astype(np.float32)
             k[:, ~seen], v[:, ~seen] = np.nan, np.inf
             q = rng.normal(size=(ROWS, kv_heads * group, dim)).astype(np.float32)

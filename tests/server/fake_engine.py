@@ -12,6 +12,7 @@ from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import AlreadyExists, NotFound
 from jaxctx.types import (
+    Attention,
     Comparison,
     ContextChange,
     ContextEvent,
@@ -135,10 +136,11 @@ class FakeContext:
 class FakeEngine:
     """Implements `jaxctx.engine.interface.Engine`."""
 
-    attention_window: int | None = None
+    context_reason: str = ""
     sizes_in_words = "page 4, 4 at once, 16 rows a step (as set)"
     host_tier_in_words = ""
     attention = AttentionChoice("reference", AttentionReason.PLATFORM)
+    attention_status: Attention | None = attention.as_status()
 
     def __init__(self) -> None:
         self.info = INFO

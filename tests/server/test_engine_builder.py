@@ -22,7 +22,8 @@ from jaxctx.engine.plan.memory_planner import MemoryPlan
 from jaxctx.engine.runner import matmul_choice
 from jaxctx.engine.runner.check.comparison import empty_report
 from jaxctx.engine.runner.check.report import KernelReport, Verdict
-from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.check.whole_step import StepsDiffer
+from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import DecoderModel
@@ -82,9 +83,9 @@ def test_sizes_that_do_not_go_together(settings: dict[str, Any], message: str, e
 
 
 def windowed(path: Path) -> str:
-    """A directory with a Mistral whose window of 64 tokens limits its 8192 positions."""
+    """A directory with a Llama that has 64 of its 8192 positions, as its cache would have a window."""
     config = ModelConfig(
-        architecture="MistralForCausalLM",
+        architecture="LlamaForCausalLM",
         vocab_size=512,
         width=16,
         layers=1,
@@ -103,14 +104,55 @@ def windowed(path: Path) -> str:
 def test_a_window_that_limits_a_context_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = refused(model=windowed(tmp_path), max_context_tokens=100)
     assert error.exit_status == USAGE
-    assert str(error).startswith("--max-context-tokens: the model has 64 positions: that is its attention window")
+    assert str(error).startswith(
+        "--max-context-tokens: the model has 64 positions, as many as its attention window has"
+    )
     configs = []
     monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
     for asked in (None, 32):
         engine_builder.build_engine(
             ServeConfig(model=str(tmp_path), compile_cache=None, max_context_tokens=asked), Silent()
         )
-    assert [config.longest for config in configs] == ["64 tokens, the model's attention window", "32 tokens"]
+    assert [config.longest for config in configs] == ["64 tokens, as many as its attention window has", "32 tokens"]
+
+
+def test_contexts_beyond_the_original_positions_take_long_factors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's setting decides, and the two computations share no page."""
+    windowed(tmp_path)
+    raw = {
+        "architectures": ["Phi3ForCausalLM"],
+        "vocab_size": 512,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 256,
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+    }
+    write_random(tmp_path, raw, seed=0)
+    opened: list[tuple[ServedModel, EngineConfig]] = []
+    monkeypatch.setattr(
+        engine_builder, "open_engine", lambda served, config, **_: opened.append((served, config)) or _Engine()
+    )
+    for asked in (None, 40, 65, 256):
+        engine_builder.build_engine(
+            ServeConfig(model=str(tmp_path), compile_cache=None, max_context_tokens=asked), Silent()
+        )
+    long = "for which all take LongRoPE's long factors, as beyond 64"
+    assert [config.longest for _, config in opened] == [
+        "64 tokens, as many as take LongRoPE's short factors; max_context_tokens may be 256",
+        "40 tokens",
+        f"65 tokens, {long}",
+        f"256 tokens, {long}",
+    ]
+    default, short, first, second = (served.revision for served, _ in opened)
+    assert default == short != first == second
+    error = refused(model=str(tmp_path), max_context_tokens=257)
+    assert error.exit_status == USAGE
+    assert str(error).startswith(f"--max-context-tokens: the model has 256 positions, {long}")
 
 
 def refused_model(path: Path, message: str) -> None:
@@ -459,6 +501,73 @@ def test_a_check_needs_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (name, program.mesh.size) == ("qwen3-0.6b", 2)
     with pytest.raises(StartError, match="--attention: kernel: there is none here"):
         check(attention="kernel")
+
+
+def test_where_whole_steps_differ_the_reference_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In sizes that are measured anew, as its step takes other memory."""
+    opened: list[AttentionChoice] = []
+    planned: list[KernelChoice] = []
+
+    def open_engine(served: ServedModel, config: EngineConfig, *, attention: AttentionChoice, **_: Any) -> _Engine:
+        opened.append(attention)
+        if attention.implementation != "reference":
+            raise StepsDiffer("tpu: whole steps, 4 rows: differs: row 3")
+        return _Engine()
+
+    def fitting(config: Any, served: Any, mesh: Any, kernel: KernelChoice, progress: Any) -> tuple[Sizes, int]:
+        planned.append(kernel)
+        return Sizes(16, 4, 4, moving_pages=2, reason=""), 16
+
+    monkeypatch.setattr(engine_builder, "open_engine", open_engine)
+    monkeypatch.setattr(engine_builder, "_fitting_sizes", fitting)
+    sizes = {"model": windowed(tmp_path), "max_batch": 4, "max_batch_tokens": 4, "compile_cache": None}
+    with plant_kernel(right):
+        engine_builder.build_engine(ServeConfig(**sizes), Silent())
+        with pytest.raises(StartError, match=r"^--attention: kernel: tpu: whole steps, 4 rows: differs: row 3: run"):
+            engine_builder.build_engine(ServeConfig(**sizes, attention="kernel"), Silent())
+    first, second, last = opened
+    assert [each.reason for each in opened] == ["checked", "differs", "checked"]
+    assert second.why_no_kernel.startswith("tpu: whole steps, 4 rows: differs: row 3: run jaxctx-serve check")
+    assert [each.name for each in planned] == ["tpu", "reference", "tpu"]
+    assert (first.implementation, last.implementation) == ("tpu", "tpu")
+
+
+@pytest.mark.slow
+def test_a_check_compares_whole_steps_where_there_are_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_builder, "check_kernels", lambda program, name, on_case: empty_report(program, name))
+    monkeypatch.setattr(engine_builder, "time_kernels", lambda program: ())
+    begun: list[str] = []
+
+    def check(model: str) -> KernelReport:
+        begun.clear()
+        config = CheckConfig(compile_cache=None, model=model, max_batch=4, max_batch_tokens=4, kv_tokens=256)
+        return engine_builder.check(config, lambda _, name: begun.append(name))
+
+    with plant_kernel(right):
+        report = check(windowed(tmp_path))
+        assert [(case.rows, case.verdict, case.whole_step) for case in report.cases] == [
+            (each, Verdict.EQUAL, True) for each in ((4,) if ONE_ROW == () else (1, 4))
+        ]
+        assert report.step_tolerance is not None
+        assert report.why_no_steps == ""
+        assert list(dict.fromkeys(begun)) == ["weights", "tpu: whole steps, 4 rows", "timings"]
+        (tmp_path / "model.safetensors").unlink()
+        report = check(str(tmp_path))
+        assert (report.cases, report.step_tolerance) == ((), None)
+        assert "no weights: neither model.safetensors" in report.why_no_steps
+        assert check("qwen3-0.6b").why_no_steps == "a built-in shape has no weights"
+
+    def too_small(*_: Any, **__: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(engine_builder, "check_whole_steps", too_small)
+    with plant_kernel(right):
+        report = check(windowed(tmp_path))
+    assert report.why_no_steps == "the device's memory is too small for the weights and a step"
+    monkeypatch.setattr(engine_builder, "check_whole_steps", lambda *_: (case("tpu", Verdict.DIFFERS),))
+    with plant_kernel(right):
+        assert check(str(tmp_path)).verdict is Verdict.DIFFERS
+    assert "timings" not in begun
 
 
 class _Engine:

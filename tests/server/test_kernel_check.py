@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxctx.engine.runner.check.report import CaseReport, KernelReport, Timing, Verdict
+from jaxctx.engine.runner.check.report import CaseReport, KernelReport, Timing, Tolerance, Verdict
 from jaxctx_server import kernel_check
 from jaxctx_server.cli import main
 from jaxctx_server.config import CheckConfig
@@ -92,7 +92,10 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Says:
 
 
 def test_the_report_of_a_process_that_ends_well(says: Says) -> None:
-    process, shown = says(Begun(EMPTY, "reference: a, 4 rows"), Begun(EMPTY, "timings"), Finished(REPORT)), []
+    process, shown = (
+        says(Begun(EMPTY, "reference: a, 4 rows"), Begun(EMPTY, "timings"), Begun(EMPTY, "timings"), Finished(REPORT)),
+        [],
+    )
     assert check_apart(CheckConfig(), shown.append) == REPORT
     assert shown == ["reference: a, 4 rows", "timings"]
     assert not process.terminated
@@ -171,6 +174,10 @@ def test_the_table() -> None:
     lines = list(report_lines(gpu))
     assert "(gpu, compute capability 8.0)" in lines[0]
     assert "attention is computed by plain JAX, which is slower than a kernel: it is old" in lines
+    assert not any("whole steps" in line for line in lines)
+    assert "whole steps were not compared: no weights" in report_lines(replace(EMPTY, why_no_steps="no weights"))
+    with_steps = report_lines(replace(EMPTY, step_tolerance=Tolerance(0.5, 0.06)))
+    assert any(line.startswith("tolerance of whole steps") and line.endswith("0.5      0.06") for line in with_steps)
     nothing = CaseReport("decoding", 4, "tpu", Verdict.DOES_NOT_COMPILE, "no", None, None, 0, 0.0)
     assert any("does not compile" in line for line in report_lines(replace(EMPTY, cases=[nothing])))
 

@@ -100,6 +100,7 @@ class EngineCore:
             max_forward_rows=largest_forward.rows,
             max_forward_outputs=largest_forward.samples,
             clock=deps.clock,
+            windows=[window for window in largest_forward.mask_windows if window is not None],
         )
         self.masks = MaskWorker()
         self.quotas = Quotas(config)

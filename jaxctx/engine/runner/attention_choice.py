@@ -118,6 +118,14 @@ def never_ended(error: NeverEnds, kernel: str, memory: CheckMemory, key: str) ->
     return NeverEnds(error.case, error.limit_s, what_now)
 
 
+def without_kernel(why: str, mode: AttentionMode) -> AttentionChoice:
+    """The reference in place of a kernel with which whole steps differ. Raises as `choose_attention`."""
+    why = f"{why}: {WHAT_TO_DO}"
+    if mode == "kernel":
+        raise no_kernel(why)
+    return refused(AttentionReason.DIFFERS, why)
+
+
 def refused(reason: AttentionReason, why: str) -> AttentionChoice:
     """The reference in place of a kernel that does not work, with a warning."""
     log.warning("attention is computed by plain JAX, which is slower than a kernel: %s", why)

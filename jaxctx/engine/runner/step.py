@@ -184,7 +184,8 @@ class PagedAttention:
         """Shapes of the metadata of each kind of layer."""
         metadata = [*map(kernels.unpack_metadata, shape.metadata, inputs.metadata)]
         self.kinds = tuple(map(KindOfLayer, metadata, layer_masks(inputs, shape)))
-        self._kind_of_layer = spec.kind_of_layer
+        self.kind_of_layer = spec.kind_of_layer
+        """The place of each layer's kind in `kinds`."""
         self._soft_cap = spec.soft_cap
         self._write_and_attend = [_attention(each, spec.soft_cap, mesh) for each in shape.metadata]
 
@@ -196,7 +197,7 @@ class PagedAttention:
             kv_slots = kv_slots + first_page * self.shapes[0].page_size
             kinds = tuple(kind.from_page(first_page) for kind in kinds)
         if len(kinds) == 1 or isinstance(layer, int):
-            number = self._kind_of_layer[layer] if len(kinds) > 1 else 0
+            number = self.kind_of_layer[layer] if len(kinds) > 1 else 0
             attended, cache = self._write_and_attend[number](q, k, v, self.pools[index], kv_slots, *kinds[number])
         else:
             cache = _write(self.pools[index], k, v, kv_slots, self.shapes[0].kernel)
@@ -212,7 +213,7 @@ class PagedAttention:
         def branch(shape: kernels.MetadataShape, kind: KindOfLayer) -> Callable[[jax.Array, KVCache], jax.Array]:
             return lambda q, cache: kernels.attend(q, *cache, *kind, shape=shape, soft_cap=self._soft_cap)
 
-        number = jnp.asarray(self._kind_of_layer)[layer]
+        number = jnp.asarray(self.kind_of_layer)[layer]
         attended: jax.Array = jax.lax.switch(number, list(map(branch, self.shapes, kinds)), q, cache)
         return attended
 
@@ -264,6 +265,7 @@ StepResult = tuple[Pools, SlotState, jax.Array, jax.Array | None]
 
 def step(
     model: Model,
+    spec: KVSpec,
     shape: StepShape,
     mesh: Mesh | None,
     params: Params,
@@ -271,7 +273,7 @@ def step(
     state: SlotState,
     packed: jax.Array,
 ) -> StepResult:
-    """Run one step; `packed` is int32 `[shape.size]`.
+    """Run one step; `packed` is int32 `[shape.size]`. `spec`: `model.kv`, for the contexts of the engine.
 
     Returns the pools, the state and the bits of OUTPUT, int32 `[samples, words]`; of a custom-mask step also its logits
     `[samples, vocab_size]` in float32.
@@ -280,7 +282,7 @@ def step(
     from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
     tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
     tokens = jnp.where(inputs.tokens == PADDING, 0, tokens)
-    kv = PagedAttention(pools, model.kv, inputs, shape, mesh)
+    kv = PagedAttention(pools, spec, inputs, shape, mesh)
     hidden = model.hidden(params, tokens, inputs.positions, kv)
     logits = model.logits(params, hidden[inputs.sample_rows])
     sampled, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state, mesh)
@@ -289,13 +291,13 @@ def step(
 
 
 def make_step(
-    model: Model, shape: StepShape, mesh: Mesh | None = None
+    model: Model, spec: KVSpec, shape: StepShape, mesh: Mesh | None = None
 ) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
     """`step` for one shape, to be jitted with arguments 1 and 2 donated.
 
     `mesh`: parameters, pools and vocabulary are split over it.
     """
-    return partial(step, model, shape, mesh)
+    return partial(step, model, spec, shape, mesh)
 
 
 def read_output(packed: np.ndarray) -> Sampled:

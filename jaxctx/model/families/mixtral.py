@@ -12,7 +12,7 @@ LINEARS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 def read_mixtral(read: Reader) -> ModelConfig:
     """See `Family.read`."""
-    config = fields.capped(fields.read_shared(read), fields.window_of_all_layers(read, slides=True))
+    config = fields.read_shared(read, attention=fields.one_window)
     count = experts.read_count(read)
     per_token = experts.read_per_token(read, count)
     return replace(config, experts=Experts(count=count, per_token=per_token, ffn=config.ffn, normalised=True))

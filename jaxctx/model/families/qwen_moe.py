@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxctx.model.config import ModelConfig
+from jaxctx.model.config import LayerAttention, ModelConfig
 from jaxctx.model.config_reader import Reader
-from jaxctx.model.families import experts, fields
+from jaxctx.model.families import experts, fields, rope
 from jaxctx.model.families.family import Family, TensorPart
+from jaxctx.model.families.rope import FULL, SLIDING
 
 DEFAULTS: Mapping[str, Any] = {
     **fields.DEFAULTS,
@@ -31,32 +32,40 @@ DEFAULTS: Mapping[str, Any] = {
 def read_qwen2_moe(read: Reader) -> ModelConfig:
     """See `Family.read`."""
     shared_ffn = read.size("shared_expert_intermediate_size")
-    config = fields.capped(fields.read_shared(read), _qwen2_window(read))
+    config = fields.read_shared(read, attention=_qwen2_attention)
     bias = read.flag("qkv_bias")
     return replace(config, qkv_bias=bias, experts=experts.read_qwen(read, config, shared_ffn=shared_ffn))
 
 
 def read_qwen3_moe(read: Reader) -> ModelConfig:
     """See `Family.read`."""
-    window = fields.window_of_all_layers(read, slides=read.flag("use_sliding_window"))
-    config = fields.capped(fields.read_shared(read), window)
+    config = fields.read_shared(read, attention=_qwen3_attention)
     bias = read.flag("attention_bias")
     found = experts.read_qwen(read, config)
     return replace(config, query_key_norm="head", qkv_bias=bias, out_bias=bias, experts=found)
 
 
-def _qwen2_window(read: Reader) -> int | None:
-    """Width in tokens of the window that some layers have: of the first `max_window_layers` every other one."""
+def _qwen3_attention(read: Reader, head_dim: int) -> tuple[LayerAttention, ...]:
+    """All layers have a window, or none has."""
+    window = fields.window_of_all_layers(read, slides=read.flag("use_sliding_window"))
+    return (LayerAttention(window, rope.read_rope(read, head_dim)),)
+
+
+def _qwen2_attention(read: Reader, head_dim: int) -> tuple[LayerAttention, ...]:
+    embedding = rope.read_rope(read, head_dim)
+    return tuple(LayerAttention(window, embedding) for window in _qwen2_windows(read))
+
+
+def _qwen2_windows(read: Reader) -> tuple[int | None, ...]:
+    """Of each layer, or of all: of the first `max_window_layers` every other one has a window."""
+    if not read.flag("use_sliding_window"):
+        return (fields.window_of_all_layers(read, slides=False),)
     kinds = fields.layer_types(read)
-    if not read.flag("use_sliding_window") or read.get("sliding_window") is None:
-        return fields.window_of_all_layers(read, slides=False)
-    window = read.size("sliding_window")
-    if kinds is not None:
-        return window if "sliding_attention" in kinds else None
-    if read.get("max_window_layers") == 0:
-        return None
-    read.size("max_window_layers")
-    return window
+    if kinds is None:
+        first = 0 if read.get("max_window_layers") == 0 else read.size("max_window_layers")
+        layers = range(read.size("num_hidden_layers"))
+        kinds = [SLIDING if layer < first and layer % 2 == 0 else FULL for layer in layers]
+    return fields.windows_of_kinds(read, kinds)
 
 
 def qwen_moe_parts(config: ModelConfig, parameter: str) -> tuple[TensorPart, ...]:

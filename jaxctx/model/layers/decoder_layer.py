@@ -30,8 +30,8 @@ class DecoderLayer(nnx.Module):
         self.mlp = FeedForward(create, config) if experts is None else SparseFeedForward(create, config, experts)
         self.residual_scale = config.residual_scale
 
-    def before_attention(self, x: Float32[Array, "rows embed"], rotation: RopeCosSin) -> tuple[jax.Array, ...]:
-        """Query, key and value of the rows."""
+    def before_attention(self, x: Float32[Array, "rows embed"], rotation: RopeCosSin | None) -> tuple[jax.Array, ...]:
+        """Query, key and value of the rows. `rotation`: None in a layer that rotates nothing."""
         return self.self_attn(self._attention_input(x), rotation)
 
     def after_attention(

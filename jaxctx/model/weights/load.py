@@ -66,6 +66,7 @@ def load_model(
     kv_dtype: str | None = None,
     weights_dtype: str | None = None,
     matmul_dtype: str | None = None,
+    context_tokens: int | None = None,
     mesh: Mesh | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -75,11 +76,12 @@ def load_model(
     bfloat16 for its range. `weights_dtype` is the type of the layers' matrices: "int8" or "float8_e4m3fn", made here
     unless they are stored so; a floating type, which is then `dtype` too; None: as stored if that has 8 bits, else
     `dtype`. `matmul_dtype`: what matrices of 8 bits are multiplied as, see `QuantizedWeight`; None: `dtype`.
+    `context_tokens`: of the longest context, see `ModelConfig.for_contexts_of`.
     The host holds one tensor at a time (of Orbax, a few hundred megabytes).
     Raises CheckpointError, before anything is moved if the headers already tell, and for a parameter with a value that
     is no number: one NaN makes NaN of every logit.
     """
-    source, model = open_checked(Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype)
+    source, model = open_checked(Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype, context_tokens)
     _check_memory(source, model)
     if mesh is not None:
         check_divisible(model.config, mesh)
@@ -123,9 +125,10 @@ def open_checked(
     kv_dtype: str | None = None,
     weights_dtype: str | None = None,
     matmul_dtype: str | None = None,
+    context_tokens: int | None = None,
 ) -> tuple[WeightSource, DecoderModel]:
     """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
-    config = read_config(directory)
+    config = read_config(directory).for_contexts_of(context_tokens)
     source = open_source(directory)
     _check_types(source)
     computes = run_dtype(dtype, weights_dtype) or _stored_float(source)

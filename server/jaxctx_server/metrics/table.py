@@ -120,14 +120,14 @@ DRAINING = Metric("jaxctx_engine_draining", Kind.GAUGE, ENGINE, "1 while the eng
 COMPILING = Metric(
     "jaxctx_functions_compiling", Kind.GAUGE, ENGINE, "Steps still to be compiled; larger ones serve until then."
 )
-
-# The engine of this process: what it is, and counters.
 ATTENTION = Metric(
     "jaxctx_attention_info",
     Kind.GAUGE,
     (*ENGINE, "implementation", "reason"),
     "Always 1; what computes attention, a kernel (gpu, tpu, …) or the reference, which is plain JAX, and why.",
 )
+
+# The engine of this process: counters.
 PREFIX_QUERIED = Metric(
     "jaxctx_prefix_cache_queried_tokens_total",
     Kind.COUNTER,
@@ -234,6 +234,7 @@ LOAD_METRICS = (
     PUBLICATIONS,
     DRAINING,
     COMPILING,
+    ATTENTION,
 )
 ENGINE_COUNTERS = (
     PREFIX_QUERIED,
@@ -253,7 +254,6 @@ ENGINE_COUNTERS = (
     EXPIRED,
     COMPILATIONS,
 )
-ENGINE_INFO = (ATTENTION,)
 ROUTER_METRICS = (ENGINES, ENGINES_LOST)
 VLLM_METRICS = (
     VLLM_RUNNING,
@@ -279,4 +279,4 @@ def by_name(metrics: Iterable[Metric]) -> Mapping[str, Metric]:
     return {metric.name: metric for metric in metrics}
 
 
-METRICS = by_name((*SERVER_METRICS, *LOAD_METRICS, *ENGINE_INFO, *ENGINE_COUNTERS, *ROUTER_METRICS, *VLLM_METRICS))
+METRICS = by_name((*SERVER_METRICS, *LOAD_METRICS, *ENGINE_COUNTERS, *ROUTER_METRICS, *VLLM_METRICS))

@@ -19,10 +19,16 @@ class LocalAdminService:
         state = self._lifecycle.served()
         if state.model is not None:
             engine = state.model.engine
-            statuses = [EngineStatus(info=engine.info, stats=await engine.stats())]
+            statuses = [EngineStatus(info=engine.info, stats=await engine.stats(), attention=engine.attention_status)]
         else:
             statuses = [
-                EngineStatus(info=handle.engine.info, stats=handle.stats, address=handle.id, epoch=handle.epoch)
+                EngineStatus(
+                    info=handle.engine.info,
+                    stats=handle.stats,
+                    address=handle.id,
+                    epoch=handle.epoch,
+                    attention=handle.engine.attention_status,
+                )
                 for handle in state.engine_handles()
                 if handle.stats is not None
             ]

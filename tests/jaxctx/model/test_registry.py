@@ -7,7 +7,7 @@ import pytest
 
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.families.fields import CHANGE_NOTHING
-from jaxctx.model.registry import FAMILIES, from_hf
+from jaxctx.model.registry import FAMILIES, NOT_COMPUTED, from_hf
 
 GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "classes.json").read_text())
 COMPLETE = {
@@ -27,6 +27,10 @@ def outcome(raw):
         return from_hf(raw)
     except CheckpointError as error:
         return error.message.split(": ")[1].split(".")[0]
+
+
+def test_no_family_is_here_and_not_computed():
+    assert not FAMILIES.keys() & NOT_COMPUTED.keys()
 
 
 @by_family

@@ -85,7 +85,7 @@ def check_kernels(program: CompiledModel, model_name: str = "", on_case: OnCase 
     checked_shapes = dict.fromkeys((program.shapes[0], program.shapes[-1]))
     names = dict.fromkeys(("reference", program.kernel.name))
     for shape in checked_shapes:
-        for layer in one_layer_of_each_kind(program.model.kv, shape):
+        for layer in one_layer_of_each_kind(program.kv, shape):
             rng = np.random.default_rng((SEED, shape.rows))
             attention = {name: CheckedAttention(program, layer, name) for name in names}
             for batch in make_batches(rng, shape.rows, program.config.page_size, pages.count, layer.window):
@@ -123,7 +123,7 @@ def one_layer_of_each_kind(spec: KVSpec, shape: StepShape) -> list[OneLayer]:
 def empty_report(program: CompiledModel, model_name: str) -> KernelReport:
     """What is known before anything is compared: the device, versions, and what attention works on."""
     device: Any = next(iter(program.replicated.device_set))
-    spec = program.model.kv
+    spec = program.kv
     mesh = program.mesh
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -183,7 +183,7 @@ class Pages:
 
 def make_pages(program: CompiledModel) -> tuple[Numbers, Pages]:
     """Random keys and values, and pages that hold them as the engine's do: in its layout, over its mesh."""
-    spec, config = program.model.kv, program.config
+    spec, config = program.kv, program.config
     count = pages_for(config.page_size, config.pages + 1, config.max_context_tokens)
     rng = np.random.default_rng(SEED)
     stored, numbers = [], []
@@ -447,7 +447,7 @@ def count_wrong_slots(got: KVCache, want: KVCache) -> jax.Array:
 
 def put_numbers(program: CompiledModel, numbers: Array) -> jax.Array:
     """Queries, keys or values of rows on the device, in the type that a step has them in; see `AttentionBackend`."""
-    dtype = program.model.kv.dtype
+    dtype = program.kv.dtype
     return _put(program.replicated, numbers.astype("float32" if jnp.dtype(dtype).itemsize == 1 else dtype))
 
 

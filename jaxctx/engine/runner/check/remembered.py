@@ -91,5 +91,5 @@ def key_of(program: CompiledModel) -> str:
         digest.update(source.read_bytes())
     fields = asdict(empty_report(program, ""))
     shapes = [repr(program.shapes[number]) for number in (0, -1)]
-    digest.update(json.dumps([fields, shapes], sort_keys=True).encode())
+    digest.update(json.dumps([fields, shapes, program.kv.soft_cap], sort_keys=True).encode())
     return digest.hexdigest()

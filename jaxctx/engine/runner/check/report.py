@@ -38,7 +38,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class CaseReport:
-    """One batch through one implementation, or pages moved by it."""
+    """One batch through one implementation, pages moved by it, or whole steps of the model with it."""
 
     batch: str  # what is in the batch, see `cases`; or `comparison.PAGES_MOVED`
     rows: int  # of the step, padding included; or tokens of the pages
@@ -49,6 +49,7 @@ class CaseReport:
     to_float64: Difference | None  # on the host, for some of the rows; None where there is no result
     wrong_slots: int  # slots of pages whose keys or values are not what was to be written there, or to be left alone
     seconds: float  # of compiling and running it
+    whole_step: bool = False  # `to_reference` is then of log probabilities, as a share of the logits' spread
 
     @property
     def name(self) -> str:
@@ -105,6 +106,8 @@ class KernelReport:
     why_no_kernel: str  # a clause; empty where there is a kernel, and on a CPU
     tolerance: Tolerance
     cases: Sequence[CaseReport] = ()
+    step_tolerance: Tolerance | None = None  # of whole steps; None: they were not compared
+    why_no_steps: str = ""  # a clause: why whole steps were not compared, where they could be
     timings: Sequence[Timing] = ()
 
     @property
@@ -132,14 +135,17 @@ class KernelReport:
 
         Where there is no kernel it is about the reference, which is compared with float64.
         """
-        cases = [case for case in self.cases if case.implementation == self.implementation]
+        own = [case for case in self.cases if case.implementation == self.implementation]
+        cases = [case for case in own if not case.whole_step]
         yardstick = "float64" if self.implementation == "reference" else "the reference"
         found = [case.to_float64 if self.implementation == "reference" else case.to_reference for case in cases]
         largest = max((each.largest for each in found if each is not None), default=0.0)
-        return (
+        said = (
             f"equal to {yardstick} on this device in {len(cases)} cases "
             f"(largest difference {largest:.2g}, tolerance {self.tolerance.largest:.2g})"
         )
+        steps = [case for case in own if case.whole_step]
+        return said if self.step_tolerance is None else f"{said}{steps_in_words(steps, self.step_tolerance)}"
 
     def as_json(self) -> str:
         """The report as an object of JSON, indented, with what can be derived from it at the top."""
@@ -150,3 +156,15 @@ class KernelReport:
         """Of several with the worst verdict the first; the kernel's cases before the reference's."""
         order = list(Verdict)
         return max(self.cases, key=lambda case: (order.index(case.verdict), case.implementation != "reference"))
+
+
+def steps_in_words(cases: Sequence[CaseReport], tolerance: Tolerance) -> str:
+    """A clause behind that of the attention: ", and in whole steps of 16 and 512 rows (…)"; empty without cases."""
+    means = [case.to_reference.mean for case in cases if case.to_reference is not None]
+    if not means:
+        return ""
+    rows = " and ".join(str(case.rows) for case in cases)
+    return (
+        f", and in whole steps of {rows} rows (mean difference {max(means):.2g} of the logits' spread, "
+        f"tolerance {tolerance.mean:.2g})"
+    )

@@ -52,7 +52,7 @@ class TimedAttention:
     """One batch, over one layer's pages, which it takes and gives back."""
 
     def __init__(self, program: CompiledModel, shape: StepShape, cache: KVCache, segments: Sequence[Segment]) -> None:
-        config, spec = program.config, program.model.kv
+        config, spec = program.config, program.kv
         layer = timed_layer(spec, shape)
         shape = layer.shape
         packed = np.zeros(shape.size, np.int32)
@@ -63,7 +63,7 @@ class TimedAttention:
             views.kv_slots[s.first_row : s.first_row + s.rows] = slots
         write_metadata(segments, shape, views)
         rng = np.random.default_rng(0)
-        q = rng.standard_normal((shape.rows, program.model.kv.heads, spec.head_dim), np.float32)
+        q = rng.standard_normal((shape.rows, program.kv.heads, spec.head_dim), np.float32)
         own = rng.standard_normal((2, shape.rows, spec.kv_heads, spec.head_dim), np.float32)
         self._cache = cache
         self._rest = (jax.device_put(packed, program.replicated), *(put_numbers(program, each) for each in (q, *own)))
@@ -82,7 +82,7 @@ def time_kernels(program: CompiledModel, amount: Amount | None = None) -> Sequen
     `amount` None: what suits the platform. Raises what compilers and the device raise.
     """
     amount = amount or (CPU if program.platform == "cpu" else ACCELERATOR)
-    spec = program.model.kv
+    spec = program.kv
     devices = 1 if program.mesh is None else program.mesh.size
     works = ceilings(amount.copy_bytes, amount.product_size)
     _, pages = make_pages(program)

@@ -29,21 +29,10 @@ from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel, StateFun
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.errors import FailedPrecondition
 from jaxctx.host_memory import physical_memory
-from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
 from scripts.checkpoints import init_random
+from tests.tiny_models import LLAMA as TINY
 
-TINY = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=64,
-    width=32,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    head_dim=128,
-    ffn=32,
-    max_positions=64,
-)
 CONFIG = EngineConfig(pages=4, max_batch=2, max_batch_tokens=4, max_context_tokens=64, moving_pages=16)
 
 

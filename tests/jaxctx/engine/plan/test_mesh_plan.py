@@ -12,21 +12,11 @@ from jaxctx.engine.plan.collectives import find_collectives
 from jaxctx.engine.plan.memory_planner import MemoryNeeds, compile_described, compiling_for, measure_needs
 from jaxctx.engine.plan.mesh_plan import CollectiveSum, described_on, plan_mesh
 from jaxctx.engine.runner.compiled_model import CompiledModel, StateFunction
-from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.sharding import make_mesh
+from tests.tiny_models import LLAMA
 
-TINY = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=64,
-    width=32,
-    layers=1,
-    heads=4,
-    kv_heads=2,
-    head_dim=128,
-    ffn=32,
-    max_positions=64,
-)
+TINY = replace(LLAMA, heads=4, kv_heads=2)
 CONFIG = EngineConfig(pages=4, max_batch=2, max_batch_tokens=4, max_context_tokens=64, moving_pages=2)
 
 

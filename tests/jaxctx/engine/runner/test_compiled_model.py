@@ -10,25 +10,13 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel, StateFunction
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import StepShape
-from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import EVERY_DEVICE, mesh_shape
 from jaxctx_kernels import KernelChoice, kv_pages_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
 from tests.engines import shard
+from tests.tiny_models import QWEN3 as TINY
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=512,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=48,
-    max_positions=512,
-    query_key_norm="head",
-)
 CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=8, max_context_tokens=128)
 SMALL_PAGES = EngineConfig(pages=24, page_size=4, max_batch=4, max_batch_tokens=64, max_context_tokens=90)
 

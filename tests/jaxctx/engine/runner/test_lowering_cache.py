@@ -20,19 +20,9 @@ from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
 from jaxctx_kernels import Segment
 from scripts.checkpoints import init_random
+from tests.tiny_models import QWEN3
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=64,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=48,
-    max_positions=512,
-    query_key_norm="head",
-)
+TINY = replace(QWEN3, vocab_size=64)
 CONFIG = EngineConfig(pages=8, max_batch=4, max_batch_tokens=8, max_context_tokens=64)
 
 

@@ -7,9 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.engine.runner.step import OUTPUT, StepInputs, StepShape, read_output, unpack_inputs, unpack_mask
+from jaxctx.engine.runner.step import (
+    OUTPUT,
+    StepInputs,
+    StepShape,
+    layer_masks,
+    read_output,
+    unpack_inputs,
+    unpack_mask,
+    write_metadata,
+)
 from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS
-from jaxctx_kernels import metadata_shape
+from jaxctx_kernels import Segment, metadata_shape, unpack_metadata
 
 
 def step_shape(
@@ -73,6 +82,53 @@ def test_a_mask_has_a_bit_for_each_index_the_lowest_first() -> None:
     words = np.packbits(seen, axis=1, bitorder="little").view("<i4")
     assert words.shape == (5, 3)
     np.testing.assert_array_equal(unpack_mask(jnp.asarray(words)), seen)
+
+
+class TestMetadataOfEachKind:
+    """What `write_metadata` lists for layers of different windows: 4 rows at 100 … 103 of seven pages of 16 tokens."""
+
+    segment = Segment(0, 4, 100, np.arange(1, 8, dtype=np.int32))
+
+    def pages(self, shape: StepShape, views: StepInputs) -> list[list[int]]:
+        """Pages that each kind lists, but 0."""
+        write_metadata([self.segment], shape, views)
+        listed = []
+        for kind, packed in zip(shape.metadata, views.metadata, strict=True):
+            pages = unpack_metadata(kind, packed).pages
+            listed.append(pages[pages > 0].tolist())
+        return listed
+
+    def test_in_a_step_without_masks_by_the_place_of_rows(self) -> None:
+        shape = step_shape(windows=(None, 20, 6))
+        views = unpack_inputs(np.zeros(shape.size, np.int32), shape)
+        assert self.pages(shape, views) == [[1, 2, 3, 4, 5, 6, 7], [6, 7], [6, 7]]
+
+    def test_under_masks_by_positions(self) -> None:
+        """The lowest row stands at 40; a token of the third page is just outside of its window, and just within."""
+        shape = step_shape(mask_words=4, windows=(None, 20))
+        views = unpack_inputs(np.zeros(shape.size, np.int32), shape)
+        views.positions[:4] = [60, 40, 41, 100]
+        views.index_positions[:] = np.arange(128)
+        views.index_positions[16:100] = 5
+        views.index_positions[100:104] = views.positions[:4]
+        assert self.pages(shape, views)[1] == [7]
+        views.index_positions[45] = 20
+        assert self.pages(shape, views)[1] == [7]
+        views.index_positions[45] = 21
+        assert self.pages(shape, views) == [[1, 2, 3, 4, 5, 6, 7], [3, 4, 5, 6, 7]]
+
+    def test_masks_are_narrowed_by_the_distance_of_positions(self) -> None:
+        shape = step_shape(rows=2, mask_words=1, windows=(3, None))
+        views = unpack_inputs(np.zeros(shape.size, np.int32), shape)
+        views.mask[0], views.mask[1] = -1, 0b1011
+        views.positions[:] = [5, 4]
+        views.index_positions[:] = [2, 3, 9, 4, 5] + [0] * 27
+        narrowed, whole = (
+            np.asarray(mask) for mask in layer_masks(views._replace(mask=jnp.asarray(views.mask)), shape)
+        )
+        assert np.flatnonzero(narrowed[0]).tolist() == [1, 2, 3, 4]
+        assert np.flatnonzero(narrowed[1]).tolist() == [0, 1, 3]
+        np.testing.assert_array_equal(whole, unpack_mask(jnp.asarray(views.mask)))
 
 
 def test_the_bits_of_an_output_are_numbers_again_on_the_host() -> None:

@@ -89,6 +89,33 @@ def test_each_query_looks_for_the_last_token_the_next_and_another() -> None:
     assert len(needle_pages) > PAGES / 3  # most of those that are read
 
 
+@pytest.mark.parametrize("window", [1, 15, 40, 10**6])
+def test_with_a_window_queries_look_for_its_first_token_and_the_one_before(window: int) -> None:
+    """In half of the heads of rows that see less than everything; slots that no row sees are not visible."""
+    rng, stored = np.random.default_rng(2), numbers()
+    at_edges = 0
+    for batch in make_batches(rng, ROWS, PAGE_SIZE, PAGES, window):
+        assert batch.name.endswith(f", window of {window} tokens")
+        queries = make_queries(rng, batch, stored.k, ROWS, KV_HEADS * GROUP)
+        seen = np.zeros_like(batch.visible)
+        for s in batch.segments:
+            table = np.arange(s.position + s.rows)
+            page, offset = s.pages[table // PAGE_SIZE], table % PAGE_SIZE
+            keys = stored.k[:, page, offset]
+            for row in range(s.rows):
+                end = s.position + row + 1
+                first = max(0, end - window)
+                seen[page[first:end], offset[first:end]] = True
+                scores = [keys[head // GROUP] @ queries[s.first_row + row, head] * DIM**-0.5 for head in (0, 2)]
+                assert max(softmax(score[first:end])[-1] for score in scores) > 0.05
+                if 0 < first < end - 1:
+                    at_edges += 1
+                    assert max(softmax(score[first:end])[0] for score in scores) > 0.05
+                    assert max(softmax(score[first - 1 : end])[0] for score in scores) > 0.05
+        np.testing.assert_array_equal(batch.visible, seen)
+    assert (at_edges > 20) == (1 < window < 10**6)
+
+
 def test_rows_of_padding_are_poisoned() -> None:
     rng, stored = np.random.default_rng(2), numbers()
     *_, edges = make_batches(rng, ROWS, PAGE_SIZE, PAGES)
@@ -109,6 +136,18 @@ def test_exact_attention_is_a_mean_of_values_by_weights() -> None:
             keys, values = (each[head // GROUP, [3, 1]].reshape(-1, DIM)[:tokens] for each in (stored.k, stored.v))
             weight = softmax(keys.astype(np.float64) @ queries[row, head] * DIM**-0.5)
             np.testing.assert_allclose(out[row - 1, head], weight @ values, rtol=1e-9, atol=1e-12)
+
+
+def test_exact_attention_with_a_window_and_a_soft_cap() -> None:
+    stored = numbers(4)
+    segment = Segment(0, 1, 18, np.array([3, 1], np.int32))
+    batch = Batch("", (segment,), np.zeros((4, PAGE_SIZE), bool), np.zeros(1, np.int32), window=5)
+    queries = np.random.default_rng(0).standard_normal((1, KV_HEADS * GROUP, DIM), np.float32)
+    (out,) = exact_attention(queries, stored, batch, np.array([0]), soft_cap=0.4)
+    for head in range(KV_HEADS * GROUP):
+        keys, values = (each[head // GROUP, [3, 1]].reshape(-1, DIM)[14:19] for each in (stored.k, stored.v))
+        score = keys.astype(np.float64) @ queries[0, head] * DIM**-0.5
+        np.testing.assert_allclose(out[head], softmax(0.4 * np.tanh(score / 0.4)) @ values, rtol=1e-9, atol=1e-12)
 
 
 def test_some_rows_are_computed_exactly_among_them_the_last_of_sequences() -> None:

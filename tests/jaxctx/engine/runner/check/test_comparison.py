@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,30 +26,22 @@ from jaxctx.engine.runner.check.comparison import (
 from jaxctx.engine.runner.check.report import KernelReport, Tolerance, Verdict
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.step import KVCache
-from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
 from jaxctx.model.sharding import logical_sharding, make_mesh
 from jaxctx_kernels import KernelChoice, QuantizedKV, dispatch, pallas_tpu_pages
-from tests.planted_kernels import WRONG, plant_kernel, right
+from tests.planted_kernels import WRONG, Kernel, plant_kernel, right
+from tests.tiny_models import QWEN3
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=64,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=64,
-    ffn=48,
-    max_positions=512,
-    query_key_norm="head",
-)
+TINY = replace(QWEN3, vocab_size=64, head_dim=64)
 CONFIG = EngineConfig(pages=80, max_batch=4, max_batch_tokens=16, max_context_tokens=512)
 
 
-def program(kv_dtype: str = "bfloat16", kernel: KernelChoice | None = None, tensor: int = 1) -> CompiledModel:
-    """With steps of 16 rows alone, as each more is compiled for each implementation."""
+def program(
+    kv_dtype: str = "bfloat16", kernel: KernelChoice | None = None, tensor: int = 1, **attention: Any
+) -> CompiledModel:
+    """With steps of 16 rows alone, as each more is compiled for each implementation. `attention`: of the KVSpec."""
     model, params = abstract(TINY, "bfloat16", kv_dtype=kv_dtype)
+    model = replace(model, kv=replace(model.kv, **attention))
     place: Any = jax.devices()[0]
     if tensor > 1:
         place = make_mesh(TINY, tensor=tensor)
@@ -113,6 +106,49 @@ def test_a_right_kernel_is_equal() -> None:
     assert [case.implementation for case in report.cases] == ["reference", "tpu"] * 4 + ["tpu"]
     assert all(case.to_reference is not None for case in report.cases[:-1] if case.implementation == "tpu")
     assert report.kernel_summary.startswith("equal to the reference on this device in 5 cases")
+
+
+def with_another_window(tokens: int | None) -> Kernel:
+    """A kernel that adds so many tokens to windows; None: it knows none."""
+
+    def attend(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+        other = None if tokens is None or shape.window is None else shape.window + tokens
+        return right(q, k, v, metadata, shape=replace(shape, window=other), soft_cap=soft_cap)
+
+    return attend
+
+
+def without_a_soft_cap(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+    return right(q, k, v, metadata, shape=shape)
+
+
+WINDOWS: dict[str, Any] = {"windows": (40, None), "soft_cap": 6.0}
+
+
+def test_each_kind_of_layer_is_compared_with_its_window_and_the_soft_cap() -> None:
+    with plant_kernel(right):
+        report = check_kernels(program(**WINDOWS))
+    assert report.verdict is Verdict.EQUAL, report.summary
+    names = [case.batch for case in report.cases if case.implementation == "tpu"]
+    kinds = ["decoding", "branches", "prompts and decoding", "page edges"]
+    assert names == [*[f"{kind}, window of 40 tokens" for kind in kinds], *kinds, PAGES_MOVED]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        with_another_window(-1),
+        with_another_window(1),
+        pytest.param(with_another_window(None), marks=pytest.mark.slow),
+        pytest.param(without_a_soft_cap, marks=pytest.mark.slow),
+    ],
+    ids=["too short", "too long", "no window", "no soft cap"],
+)
+def test_a_kernel_of_another_window_is_found(kernel: Kernel) -> None:
+    with plant_kernel(kernel):
+        report = check_kernels(program(**WINDOWS))
+    assert verdicts(report, "reference") == {Verdict.EQUAL}
+    assert report.kernel_verdict is Verdict.DIFFERS, report.summary
 
 
 QUICK = ("page", "one head", "does not compile", "fails when it runs")

@@ -76,6 +76,22 @@ def test_what_is_equal_says_to_what() -> None:
     )
 
 
+def test_whole_steps_are_told_apart() -> None:
+    step = replace(case("tpu", Verdict.EQUAL, 16, largest=0.9), whole_step=True)
+    report = replace(EMPTY, cases=[case("tpu", Verdict.EQUAL, largest=0.003)], step_tolerance=Tolerance(1.0, 0.5))
+    said = "equal to the reference on this device in 1 cases (largest difference 0.003, tolerance 0.04)"
+    assert report.summary == said
+    report = replace(report, cases=[*report.cases, step, replace(step, rows=512, to_reference=Difference(0.5, 0.2, 0))])
+    steps = "whole steps of 16 and 512 rows (mean difference 0.2 of the logits' spread, tolerance 0.5)"
+    assert report.summary == f"{said}, and in {steps}"
+    report = replace(
+        report, cases=[*report.cases, replace(step, verdict=Verdict.DIFFERS, batch="whole steps", detail="x")]
+    )
+    assert report.kernel_verdict is Verdict.DIFFERS
+    assert report.summary == "tpu: whole steps, 16 rows: differs: x"
+    assert json.loads(report.as_json())["step_tolerance"] == {"largest": 1.0, "mean": 0.5}
+
+
 def test_the_json_has_everything() -> None:
     report = replace(
         EMPTY,
