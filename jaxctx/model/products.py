@@ -176,12 +176,17 @@ def contract_in_blocks(
     out = values.shape[0] if out is None else out
     block = min(max(LEAST_BLOCK, BLOCK_ELEMENTS // inside), out)
 
+    # JAX 0.10 cannot take a part of bfloat16 on a CPU: it would widen all of the values. Of their bits it can.
+    narrow = values.dtype == jnp.bfloat16
+    held = lax.bitcast_convert_type(values, jnp.uint16) if narrow else values
+
     def part(start: "int | jax.Array") -> jax.Array:
-        taken = lax.dynamic_slice_in_dim(values, first + start, block)
+        taken = lax.dynamic_slice_in_dim(held, first + start, block)
+        taken = lax.bitcast_convert_type(taken, jnp.bfloat16) if narrow else taken
         if x.dtype == jnp.int8:
             return multiply_int8(x, taken).astype(jnp.float32)
-        if x.dtype == values.dtype and x.shape[0] <= FEW_ROWS:
-            return contract_few(x, taken)
+        if x.dtype == values.dtype:
+            return contract_few(x, taken) if x.shape[0] <= FEW_ROWS else contract(x, taken)
         return contract(x, widen_on_cpu(taken, x.dtype))
 
     if block == out:

@@ -18,7 +18,7 @@ from jaxctx.model.config import DTYPES, ModelConfig
 from jaxctx.model.config_reader import CheckpointError, read_json
 from jaxctx.model.families.family import TensorPart
 from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract
-from jaxctx.model.registry import from_hf
+from jaxctx.model.registry import FAMILIES, from_hf
 from jaxctx.model.sharding import check_divisible, put, put_parameter
 from jaxctx.model.weights.formats import (
     CONFIG,
@@ -141,9 +141,12 @@ def open_checked(
     expected = expected_tensors(model, stored_parts(source, model))
     for name, wanted in expected.items():
         _check_stored(source, name, wanted, quantized=stored_bits is not None and wanted.spec.dtype in EIGHT_BITS)
-    again = {"lm_head.weight"} if config.tied else set()  # some exporters write it again, and RoPE's frequencies
+    family = FAMILIES[config.architecture]
+    head = {part.tensor for part in family.parts_of(config, "lm_head.weight")}
+    again = head if config.tied else set()  # some exporters write it again, and RoPE's frequencies
     for name, found in source.tensors.items():
-        if name not in expected.keys() | again and not name.endswith("rotary_emb.inv_freq"):
+        is_other = name.startswith(family.unread) or name.endswith("rotary_emb.inv_freq")
+        if name not in expected.keys() | again and not is_other:
             raise CheckpointError(f"{found.file}: {name}: unexpected, {config.architecture} has no such tensor")
     return source, model
 
@@ -203,7 +206,8 @@ def run_dtype(dtype: str | None, weights_dtype: str | None) -> str | None:
 
 def _stored_float(source: WeightSource) -> str:
     """The type to compute in where none is asked for."""
-    embedding = source.tensors.get("model.embed_tokens.weight")  # norms and head may be stored wider
+    embeddings = (name for name in source.tensors if name.endswith("model.embed_tokens.weight"))
+    embedding = source.tensors.get(next(embeddings, ""))  # norms and head may be stored wider
     return "float32" if embedding is not None and embedding.dtype == "float32" else "bfloat16"
 
 

@@ -27,7 +27,7 @@ from jaxctx.model.expert_products import (
     sum_by_row,
 )
 from jaxctx.model.functional import EIGHT_BITS
-from jaxctx.model.products import QuantizedWeight
+from jaxctx.model.products import SUMS_ARE_FAST, QuantizedWeight
 from jaxctx.model.weights.quantize import quantize
 
 EXPERTS, WIDTH, FFN, TAKEN = 5, 64, 96, 2
@@ -226,6 +226,7 @@ def test_a_tile_is_as_large_as_experts_have_pairs() -> None:
     assert sizes[0] == sizes[1] < 32
 
 
+@pytest.mark.skipif(not SUMS_ARE_FAST, reason="JAX 0.10 has no sums for a row alone, and copies weights for products")
 def test_a_cpu_copies_no_weights_for_a_row_alone() -> None:
     """Nor does it compute what no row chose: temporaries are far below the size of one expert's matrix."""
     experts, width, ffn = 16, 1024, 2048
