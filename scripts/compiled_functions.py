@@ -1,7 +1,7 @@
 """What `compile_checks.py` compiles: names, and how each is lowered for chips that need not be there.
 
-Nothing is allocated: all arguments are shapes. A name begins with "step", "short step" (of two layers of qwen3-0.6b),
-"write", "page copy", "page save", "page load" (of two layers) or "kernel".
+Nothing is allocated: all arguments are shapes. A name begins with "step", "short step" (of two layers of qwen3-0.6b, or
+of the model that is named), "write", "page copy", "page save", "page load" (of two layers) or "kernel".
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ Changes = Mapping[str, Any]
 WHOLE_STEPS = (("qwen3-0.6b", 16), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
 SHORT: Changes = {"layers": 2}  # of a model of which a step is counted: all layers are alike
 EIGHT_BIT_WEIGHTS = ((16, "int8"), (512, "float8_e4m3fn"))  # rows and types of short steps
+WITH_EXPERTS = (("mixtral-8x7b", None), ("qwen3-30b-a3b", None), ("qwen3-30b-a3b", "int8"))
+"""Models, and types of their weights, of short steps: a few large experts, and many small ones."""
 HEAD_DIMS, PAGE_SIZES, GROUPS = (64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)
 LAYOUTS = tuple(  # head_dim, page size, group: the first with each of the others
     dict.fromkeys(
@@ -91,6 +93,9 @@ def functions() -> Iterator[tuple[str, Lower]]:
     yield name, short(16, kv_dtype="int8", sizes=LARGE_PAGES)
     for rows, dtype in EIGHT_BIT_WEIGHTS:
         yield f"short step, {rows} rows, weights of {dtype}", short(rows, weights_dtype=dtype)
+    for model_name, weights in WITH_EXPERTS:
+        name = f"short step {model_name}, 16 rows" + (f", weights of {weights}" if weights else "")
+        yield name, step(model_name, 16, weights_dtype=weights, changes=SHORT)
     for dtype, page_size, rows in WRITES:
         yield f"write {dtype}, {rows} rows, pages of {page_size}", write(dtype, page_size, rows)
     for function in MOVE_FUNCTIONS:

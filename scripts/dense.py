@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
+from jaxctx_kernels import KernelName
+
 
 @dataclass(slots=True)
 class DenseCausal:
@@ -27,6 +29,8 @@ class DenseCausal:
     looped: bool = False
     pools: Any = None
     mesh: Mesh | None = None
+    padding: jax.Array | None = None
+    kernel: KernelName = "reference"
     windows: tuple[int | None, ...] = ()
     soft_cap: float | None = None
 

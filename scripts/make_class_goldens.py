@@ -38,6 +38,15 @@ COMPLETE: Mapping[str, Any] = {
     "bos_token_id": 5,
     "eos_token_id": [6, 7],
 }
+QWEN_EXPERTS: dict[str, Any] = {
+    "use_sliding_window": True,
+    "sliding_window": 40,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 2,
+    "mlp_only_layers": [2],
+}
 OF_GEMMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "hidden_act": None,
@@ -82,6 +91,15 @@ OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
     },
     "Qwen2": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
     "Qwen3": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "attention_bias": True},
+    "Mixtral": {"sliding_window": 40, "num_local_experts": 6, "num_experts_per_tok": 3},
+    "Qwen2Moe": QWEN_EXPERTS
+    | {
+        "max_window_layers": 2,
+        "num_experts": 10,
+        "shared_expert_intermediate_size": 24,
+        "qkv_bias": False,
+    },
+    "Qwen3Moe": QWEN_EXPERTS | {"num_experts": 10, "attention_bias": True},
     "SmolLM3": {
         "attention_bias": True,
         "mlp_bias": True,
@@ -92,6 +110,8 @@ OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "pad_token_id": 0,
     },
 }
+WITH_EXPERTS = ("Mixtral", "Qwen2Moe", "Qwen3Moe")
+MODEL_TYPES = {"Gemma3": "gemma3_text", "Qwen2Moe": "qwen2_moe", "Qwen3Moe": "qwen3_moe"}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "rope_parameters alone": {"rope_scaling": None, "rope_parameters": {"rope_type": "linear", "factor": 5.0}},
@@ -145,6 +165,16 @@ PHI3_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
+EXPERT_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "experts in all layers": {"decoder_sparse_step": 1, "mlp_only_layers": []},
+    "experts in no layer, by their step": {"decoder_sparse_step": 4},
+    "experts in no layer, by name": {"mlp_only_layers": [0, 1, 2]},
+    "layers that there are not": {"mlp_only_layers": [0, 7]},
+    "as many experts as a row takes": {"num_experts_per_tok": 10},
+}
+COUNT_VARIANTS: Mapping[str, Mapping[str, Any]] = {  # of the classes that have two names for the number of experts
+    "experts by their other name": {"num_experts": 5, "num_local_experts": 5},
+}
 WINDOW_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "all layers before the window": {"max_window_layers": 3},
     "more layers before the window than there are": {"max_window_layers": 28},
@@ -179,7 +209,7 @@ SHAPE = ("architectures", "model_type", "vocab_size", "pad_token_id", "hidden_si
 
 
 def complete(family: str) -> dict[str, Any]:
-    model_type = "gemma3_text" if family == "Gemma3" else family.lower()
+    model_type = MODEL_TYPES.get(family, family.lower())
     named = {"architectures": [f"{family}ForCausalLM"], "model_type": model_type}
     return named | dict(COMPLETE) | dict(OF_FAMILY[family])
 
@@ -199,8 +229,12 @@ def variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
     changes = dict(own_variants.get(family, ROPE_VARIANTS))
     if family in ("Llama", "Qwen3"):
         changes |= OTHER_ROPE_VARIANTS
-    if family.startswith("Qwen"):
+    if family in ("Qwen2", "Qwen3", "Qwen2Moe"):
         changes |= WINDOW_VARIANTS
+    if family.endswith("Moe"):
+        changes |= EXPERT_VARIANTS
+    if family in ("Mixtral", "Qwen3Moe"):
+        changes |= COUNT_VARIANTS
     for name, change in changes.items():
         yield name, whole | dict(change)
 
@@ -254,14 +288,16 @@ def read_off(family: str, config: Any, model: Any) -> dict[str, Any]:
     heads = attention.o_proj.in_features // attention.head_dim
     inverse_frequencies, rope_factor = rope_of_first_layer(config, model)
     eos = config.eos_token_id
-    return {
+    dense = next((each.mlp for each in model.layers if hasattr(each.mlp, "down_proj")), None)
+    experts = {"experts": read_experts(model)} if family in WITH_EXPERTS else {}
+    return experts | {
         "vocab_size": model.embed_tokens.weight.shape[0],
         "width": model.embed_tokens.weight.shape[1],
         "layers": len(model.layers),
         "heads": heads,
         "kv_heads": heads // attention.num_key_value_groups,
         "head_dim": attention.head_dim,
-        "ffn": layer.mlp.down_proj.in_features,
+        "ffn": config.intermediate_size if dense is None else dense.down_proj.in_features,
         "positions": config.max_position_embeddings,
         "windows": windows(family, config),
         "rotates": [bool(getattr(each.self_attn, "use_rope", True)) for each in model.layers],
@@ -270,7 +306,7 @@ def read_off(family: str, config: Any, model: Any) -> dict[str, Any]:
         "rope_factor": rope_factor,
         "qkv_bias": (attention.qkv_proj if family == "Phi3" else attention.q_proj).bias is not None,
         "out_bias": attention.o_proj.bias is not None,
-        "ffn_bias": layer.mlp.down_proj.bias is not None,
+        "ffn_bias": dense is not None and dense.down_proj.bias is not None,
         "query_key_norm": query_key_norm(attention),
         "attention_scale": attention.scaling,
         "residual_scale": getattr(layer, "residual_multiplier", 1.0),
@@ -281,6 +317,24 @@ def read_off(family: str, config: Any, model: Any) -> dict[str, Any]:
         "tied": config.tie_word_embeddings,
         "bos_token_id": config.bos_token_id,
         "eos_token_ids": eos if isinstance(eos, list) else [] if eos is None else [eos],
+    }
+
+
+def read_experts(model: Any) -> dict[str, Any] | None:
+    """What the sparse layers have; None: there is no such layer."""
+    blocks = [layer.mlp for layer in model.layers]
+    sparse = [block for block in blocks if hasattr(block, "experts")]
+    if not sparse:
+        return None
+    count, width, _ = sparse[0].experts.gate_up_proj.shape
+    shared = getattr(sparse[0], "shared_expert", None)
+    return {
+        "count": count,
+        "per_token": sparse[0].gate.top_k,
+        "ffn": width // 2,
+        "normalised": getattr(sparse[0].gate, "norm_topk_prob", True),
+        "shared_ffn": 0 if shared is None else shared.gate_proj.out_features,
+        "dense_layers": [number for number, block in enumerate(blocks) if not hasattr(block, "experts")],
     }
 
 
@@ -310,7 +364,7 @@ def windows(family: str, config: Any) -> list[int | None]:
     if family in ("Gemma", "Granite", "Llama", "Olmo2"):
         return [None] * layers
     window = None if config.sliding_window is None else int(config.sliding_window)
-    if family in ("Mistral", "Phi3"):
+    if family in ("Mistral", "Mixtral", "Phi3", "Qwen3Moe"):
         return [window] * layers
     return [window if kind == SLIDING else None for kind in config.layer_types]
 

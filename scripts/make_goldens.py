@@ -69,7 +69,8 @@ SMALL_VISION = {
     "image_size": 224,
     "patch_size": 14,
 }
-MODEL_TYPES = {"Gemma3": "gemma3_text"}  # of classes whose name in lower case is another type
+MODEL_TYPES = {"Gemma3": "gemma3_text", "Qwen2Moe": "qwen2_moe", "Qwen3Moe": "qwen3_moe"}
+"""Of classes whose name in lower case is another type."""
 
 
 def shape(architecture: str, *, kv_heads: int, head_dim: int, **fields: object) -> dict[str, Any]:
@@ -250,6 +251,56 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2_gqa8": shape("Qwen2", kv_heads=1, head_dim=8, rope_parameters=MILLION),
     "qwen3_gqa8_wide_heads": shape("Qwen3", kv_heads=1, head_dim=32, rope_parameters=MILLION),
     "qwen3_gqa1_narrow_heads_tied": shape("Qwen3", kv_heads=8, head_dim=4, tie_word_embeddings=True),
+    "mixtral_8_experts": shape("Mixtral", kv_heads=2, head_dim=16, num_local_experts=8, num_experts_per_tok=2),
+    "mixtral_5_experts_of_which_1_tied": shape(
+        "Mixtral", kv_heads=8, head_dim=8, num_local_experts=5, num_experts_per_tok=1, tie_word_embeddings=True
+    ),
+    "qwen3moe_normalised": shape(
+        "Qwen3Moe",
+        kv_heads=2,
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        norm_topk_prob=True,
+        rope_parameters=MILLION,
+    ),
+    "qwen3moe_every_other_layer_tied": shape(
+        "Qwen3Moe",
+        kv_heads=1,
+        head_dim=32,
+        num_hidden_layers=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        norm_topk_prob=False,
+        decoder_sparse_step=2,
+        mlp_only_layers=[3],
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "qwen2moe_shared_expert": shape(
+        "Qwen2Moe",
+        kv_heads=4,
+        head_dim=8,
+        num_experts=6,
+        num_experts_per_tok=4,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=56,
+        mlp_only_layers=[0],
+        rope_parameters=MILLION,
+    ),
+    "qwen2moe_normalised_no_bias": shape(
+        "Qwen2Moe",
+        kv_heads=8,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=96,
+        norm_topk_prob=True,
+        qkv_bias=False,
+    ),
 }
 """What config.json says of each."""
 

@@ -67,6 +67,18 @@ class LayerAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The feed-forward blocks of sparse layers, of which each row takes those that its router scores highest."""
+
+    count: int
+    per_token: int  # that a row takes
+    ffn: int  # of each
+    normalised: bool  # the scores of those taken are divided by their sum
+    shared_ffn: int = 0  # of a further expert, which every row takes through a gate; 0: there is none
+    dense_layers: tuple[int, ...] = ()  # those that have one block of `ModelConfig.ffn` instead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Everything that determines the parameters' shapes and the arithmetic. Lengths are in elements."""
 
@@ -91,6 +103,7 @@ class ModelConfig:
     out_bias: bool = False
     ffn_bias: bool = False
     activation: Activation = "silu"
+    experts: Experts | None = None
     embedding_scale: float = 1.0  # of an embedding before the first layer
     residual_scale: float = 1.0  # of what a block adds to the residual stream
     logits_scale: float = 1.0
@@ -103,6 +116,10 @@ class ModelConfig:
     def attention_of(self, layer: int) -> LayerAttention:
         """What is special about the attention of this layer."""
         return self.layer_attention[layer % len(self.layer_attention)]
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The experts of this layer; None: it has one feed-forward block."""
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
 
     @property
     def _long_rope(self) -> RopeScaling | None:

@@ -26,6 +26,12 @@ LIMITS: Mapping[str, int] = {
     "num_key_value_heads": 1024,  # 128
     "head_dim": 1024,  # 256
     "intermediate_size": 2**19,  # 53,248
+    "num_experts": 2048,  # 512
+    "num_local_experts": 2048,
+    "num_experts_per_tok": 64,  # 22
+    "moe_intermediate_size": 2**19,  # 16,384
+    "shared_expert_intermediate_size": 2**19,
+    "decoder_sparse_step": 256,  # as many as layers
     "max_position_embeddings": 2**24,  # 10,485,760; RoPE's positions are float32, which has no odd numbers beyond
     "original_max_position_embeddings": 2**24,
     "sliding_window": 2**31 - 1,  # larger than all positions: no window

@@ -28,6 +28,7 @@ from jaxctx.model.interface import AttentionBackend
 from jaxctx.model.layers.decoder_layer import LAYERS, DecoderLayer, block_norm
 from jaxctx.model.layers.linear import Create, Linear
 from jaxctx.model.layers.rope import RopeCosSin, cos_sin
+from jaxctx_kernels import KernelName
 
 
 class Decoder(nnx.Module):
@@ -43,7 +44,7 @@ class Decoder(nnx.Module):
         vocab, embed = (config.vocab_size, "vocab"), (config.width, "embed")
         # Its rows by token id, and where tied the head.
         self.embed_tokens = Linear(create, vocab, embed, bias=False, kind="embedding")
-        self.layers = nnx.List([LAYERS[config.norms](create, config) for _ in range(config.layers)])
+        self.layers = nnx.List([LAYERS[config.norms](create, config, layer) for layer in range(config.layers)])
         self.norm = block_norm(create, config)
         self.lm_head = None if config.tied else Linear(create, vocab, embed, bias=False, kind="embedding")
 
@@ -68,12 +69,12 @@ class Decoder(nnx.Module):
             partial(layer_before_attention, graph, None if rope is None else ropes.index(rope), state)
             for rope, (graph, state) in zip(of_layer, split_layers, strict=True)
         ]
-        after = [partial(layer_after_attention, graph, kv.mesh, state) for graph, state in split_layers]
+        after = [partial(layer_after_attention, graph, kv.mesh, kv.kernel, state) for graph, state in split_layers]
 
         def run_layer(layer: int | jax.Array, x: jax.Array) -> jax.Array:
             q, k, v = select_and_call(layer, before, x, rotations)
             attended = kv.attend(layer, q.astype(kv_dtype), k.astype(kv_dtype), v.astype(kv_dtype))
-            output: jax.Array = select_and_call(layer, after, x, attended)
+            output: jax.Array = select_and_call(layer, after, x, attended, kv.padding)
             return output
 
         def loop_body(layer: jax.Array, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
@@ -110,8 +111,16 @@ def layer_before_attention(
     return layer.before_attention(x, None if rope is None else rotations[rope])
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def layer_after_attention(graph: Any, mesh: Mesh | None, state: Any, x: jax.Array, attended: jax.Array) -> jax.Array:
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def layer_after_attention(
+    graph: Any,
+    mesh: Mesh | None,
+    kernel: KernelName,
+    state: Any,
+    x: jax.Array,
+    attended: jax.Array,
+    padding: jax.Array | None,
+) -> jax.Array:
     """See `DecoderLayer.after_attention`."""
     layer: DecoderLayer = nnx.merge(graph, state)
-    return layer.after_attention(x, attended, mesh)
+    return layer.after_attention(x, attended, mesh, padding, kernel)

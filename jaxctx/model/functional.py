@@ -162,7 +162,7 @@ def abstract(
         if kind != "matrix" or weights_dtype is None or weights_dtype == dtype:
             return jax.ShapeDtypeStruct(shape, dtype)
         values: Any = jax.ShapeDtypeStruct(shape, EIGHT_BITS[weights_dtype])
-        scale: Any = jax.ShapeDtypeStruct(shape[:1], jnp.float32)
+        scale: Any = jax.ShapeDtypeStruct(shape[:-1], jnp.float32)
         return QuantizedWeight(values, scale, matmul_dtype or dtype)
 
     decoder = Decoder(config, create)

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import Mesh
 
+from jaxctx_kernels import KernelName
+
 Params = Any  # a pytree of arrays
 
 
@@ -81,6 +83,10 @@ class AttentionBackend(Protocol):
     """What is stored."""
     mesh: Mesh | None
     """The devices that parameters and heads are split over, see `sharding`; None: XLA alone splits, where it must."""
+    padding: jax.Array | None
+    """Bool `[rows]`: rows that nothing reads, whose values may be any; None: there is none."""
+    kernel: KernelName
+    """What computes attention, and so of which kind the device is; "reference" says nothing of it."""
 
     def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         """Store k and v of the rows in `layer`, then attend: each row over what it sees there, itself included.

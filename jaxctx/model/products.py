@@ -7,7 +7,7 @@ products are float32. Weights of 8 bits are widened inside the product: no wide 
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less 
 LANES, TERMS = 32 if CPU_HAS_LONG_VECTORS else 16, 32
 BLOCK_ELEMENTS = 1 << 20  # of a weight of 8 bits that are wide at a time on CPU: 2 MiB, which its cache holds
 LEAST_BLOCK = 64  # output channels that are multiplied at a time, however long they are
+SUMS_ARE_FAST = jax.__version_info__ >= (0, 11)  # those of `contract_one`; before, padding a row to four was faster
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("values", "scale"), meta_fields=("matmul_dtype",))
@@ -36,9 +37,12 @@ class QuantizedWeight:
     each row.
     """
 
-    values: Shaped[Array, "out in"]  # int8, or the bits of float8_e4m3fn in uint8, as XLA:CPU would widen it whole
-    scale: Float32[Array, " out"]
+    values: Shaped[Array, "*experts out in"]  # int8, or in uint8 the bits of float8_e4m3fn, which XLA:CPU widens whole
+    scale: Float32[Array, "*experts out"]
     matmul_dtype: str = field(metadata={"static": True})
+
+
+Weight: TypeAlias = "jax.Array | QuantizedWeight"  # `[out, in]`, or of several experts `[experts, out, in]`
 
 
 def project(
@@ -59,8 +63,7 @@ def project(
     def few(x: jax.Array, weight: jax.Array) -> jax.Array:
         if rows == 1 and weight.dtype != jnp.float32:
             return contract_one(x[0], weight)[None]
-        swapped: jax.Array = lax.optimization_barrier(contract(weight, x))
-        return swapped.T  # without the barrier XLA swaps them back
+        return contract_few(x, weight)
 
     product: jax.Array = lax.platform_dependent(x, weight, cpu=few, default=contract)
     return product
@@ -81,10 +84,8 @@ def project_and_sum(
     place: Any = split  # of the weight
     if isinstance(weight, QuantizedWeight):
         places: Any = {"values": split, "scale": whole}  # in place of arrays
-        sent = jnp.dtype("bfloat16" if weight.matmul_dtype == "int8" else weight.matmul_dtype)
         place = replace(weight, **places)
-    else:
-        sent = weight.dtype
+    sent = type_between_devices(weight)
 
     def part(x: jax.Array, weight: "jax.Array | QuantizedWeight") -> jax.Array:
         product = project(x, weight).astype(sent)
@@ -93,6 +94,13 @@ def project_and_sum(
 
     product: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=(split, place), out_specs=whole)(x, weight)
     return product
+
+
+def type_between_devices(weight: Weight) -> "jnp.dtype[Any]":
+    """In which devices send each other products with a weight: that in which it is multiplied; for int8 bfloat16."""
+    if not isinstance(weight, QuantizedWeight):
+        return weight.dtype
+    return jnp.dtype("bfloat16" if weight.matmul_dtype == "int8" else weight.matmul_dtype)
 
 
 def project_quantized(x: Float[Array, "rows in"], weight: QuantizedWeight) -> Float32[Array, "rows out"]:
@@ -157,38 +165,74 @@ def widen_on_cpu(values: Shaped[Array, "*shape"], dtype: Any) -> Float[Array, "*
     return numbers.astype(dtype)
 
 
-def contract_in_blocks(x: Float[Array, "rows in"], values: Shaped[Array, "out in"]) -> Float32[Array, "rows out"]:
-    """The product with values of 8 bits on CPU, of which BLOCK_ELEMENTS at a time are widened."""
-    out, inside = values.shape
-    block = max(LEAST_BLOCK, BLOCK_ELEMENTS // inside)
-    if block >= out:
-        return contract(x, widen_on_cpu(values, x.dtype))
+def contract_in_blocks(
+    x: Shaped[Array, "rows in"], values: Shaped[Array, "all in"], first: "int | jax.Array" = 0, out: int | None = None
+) -> Float32[Array, "rows out"]:
+    """The product with `out` rows of `values` from `first` on; None: with all, on CPU.
+
+    BLOCK_ELEMENTS of them at a time are copied, which widens values of 8 bits. Only int8 meets int8, and is exact.
+    """
+    inside = values.shape[1]
+    out = values.shape[0] if out is None else out
+    block = min(max(LEAST_BLOCK, BLOCK_ELEMENTS // inside), out)
+
+    # JAX 0.10 cannot take a part of bfloat16 on a CPU: it would widen all of the values. Of their bits it can.
+    narrow = values.dtype == jnp.bfloat16
+    held = lax.bitcast_convert_type(values, jnp.uint16) if narrow else values
+
+    def part(start: "int | jax.Array") -> jax.Array:
+        taken = lax.dynamic_slice_in_dim(held, first + start, block)
+        taken = lax.bitcast_convert_type(taken, jnp.bfloat16) if narrow else taken
+        if x.dtype == jnp.int8:
+            return multiply_int8(x, taken).astype(jnp.float32)
+        if x.dtype == values.dtype:
+            return contract_few(x, taken) if x.shape[0] <= FEW_ROWS else contract(x, taken)
+        return contract(x, widen_on_cpu(taken, x.dtype))
+
+    if block == out:
+        return part(0)
 
     def fill(number: jax.Array, product: jax.Array) -> jax.Array:
         start = jnp.minimum(number * block, out - block)  # the last block overlaps the one before
-        wide = widen_on_cpu(lax.dynamic_slice_in_dim(values, start, block), x.dtype)
-        filled: jax.Array = lax.dynamic_update_slice(product, contract(x, wide), (jnp.zeros_like(start), start))
+        filled: jax.Array = lax.dynamic_update_slice(product, part(start), (jnp.zeros_like(start), start))
         return filled
 
     filled: jax.Array = lax.fori_loop(0, -(-out // block), fill, jnp.zeros((x.shape[0], out), jnp.float32))
     return filled
 
 
-def contract_one(x: Float[Array, " in"], weight: Shaped[Array, "out in"]) -> Float32[Array, " out"]:
+def contract_one(
+    x: Shaped[Array, " in"], weight: Shaped[Array, "*experts out in"], expert: "jax.Array | None" = None
+) -> Float32[Array, " out"]:
     """One row by sums of vectors, for which XLA:CPU makes a loop that reads weights as fast as memory gives them.
 
-    `weight` may be the values of a `QuantizedWeight`.
+    `weight` may be the values of a `QuantizedWeight`; of several experts, it is that of `expert`.
 
-    Widened or reshaped otherwise, weights or what `x` is made of would be computed apart, or in every term.
+    Widened or reshaped otherwise, weights or what `x` is made of would be computed apart, or in every term. An expert
+    that is taken out before its terms are would be copied.
     """
     lanes = math.gcd(x.size, LANES)
     count = x.size // lanes
     parts = next(n for n in range(-(-count // TERMS), count + 1) if count % n == 0)
     x = lax.optimization_barrier(x.astype(jnp.float32))
     x, weight = (a.reshape(*a.shape[:-1], parts, -1, lanes) for a in (x, weight))
-    terms = (widen_on_cpu(weight[..., term, :], jnp.float32) * x[..., term, :] for term in range(count // parts))
+
+    def term_of_weight(term: int) -> jax.Array:
+        if expert is None:
+            return weight[..., term, :]
+        out = weight.shape[1]
+        taken = lax.dynamic_slice(weight, (expert, 0, 0, term, 0), (1, out, parts, 1, lanes))
+        return taken.reshape(out, parts, lanes)
+
+    terms = (widen_on_cpu(term_of_weight(term), jnp.float32) * x[..., term, :] for term in range(count // parts))
     sums: jax.Array = lax.optimization_barrier(sum(terms)).sum((1, 2))
     return sums
+
+
+def contract_few(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float32[Array, "rows out"]:
+    """The product of few rows on CPU, as the right operand."""
+    swapped: jax.Array = lax.optimization_barrier(contract(weight, x))
+    return swapped.T  # without the barrier XLA swaps them back
 
 
 def contract(a: Float[Array, "m in"], b: Float[Array, "n in"]) -> Float32[Array, "m n"]:

@@ -14,9 +14,11 @@ from jaxctx.model.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_WITH_IMAGE
 from jaxctx.model.families.granite import GRANITE
 from jaxctx.model.families.llama import LLAMA
 from jaxctx.model.families.mistral import MISTRAL
+from jaxctx.model.families.mixtral import MIXTRAL
 from jaxctx.model.families.olmo import OLMO2, OLMO3
 from jaxctx.model.families.phi3 import PHI3
 from jaxctx.model.families.qwen import QWEN2, QWEN3
+from jaxctx.model.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from jaxctx.model.families.smollm3 import SMOLLM3
 
 _EVERY = (
@@ -27,11 +29,14 @@ _EVERY = (
     GRANITE,
     LLAMA,
     MISTRAL,
+    MIXTRAL,
     OLMO2,
     OLMO3,
     PHI3,
     QWEN2,
+    QWEN2_MOE,
     QWEN3,
+    QWEN3_MOE,
     SMOLLM3,
 )
 

@@ -36,12 +36,17 @@ KV, GROUP = "kv", "group"
 EVERY_DEVICE = (KV, GROUP)
 KV_POOL_AXES = ("kv_heads", "pages", "page", "head_dim")  # of one layer's keys, or values
 SPLIT: dict[str, str | tuple[str, ...]] = {"kv_heads": KV, **dict.fromkeys(("vocab", "heads", "ffn"), EVERY_DEVICE)}
-RULES = SPLIT | dict.fromkeys(("embed", "head_dim", "pages", "page"))  # None: every device holds all of it
+RULES = SPLIT | dict.fromkeys(("embed", "head_dim", "pages", "page", "experts"))  # None: every device holds all of it
 
 
 def logical_sharding(mesh: Mesh, axes: Sequence[str]) -> NamedSharding:
     """Where an array of these logical axes lies. Raises KeyError for an axis the table does not know."""
-    return NamedSharding(mesh, PartitionSpec(*(RULES[axis] for axis in axes)))
+    return NamedSharding(mesh, partition_spec(axes))
+
+
+def partition_spec(axes: Sequence[str]) -> PartitionSpec:
+    """How any mesh splits an array of these logical axes. Raises KeyError as `logical_sharding`."""
+    return PartitionSpec(*(RULES[axis] for axis in axes))
 
 
 def make_mesh(config: ModelConfig, *, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -92,8 +97,21 @@ def _odd_axes(config: ModelConfig, kv: int, group: int) -> list[str]:
     odd = [] if config.kv_heads % kv == 0 else [f"kv_heads = {config.kv_heads}"]
     if config.heads // config.kv_heads % group:
         odd.append(f"heads = {config.heads} on kv_heads = {config.kv_heads}")
-    sizes = {"ffn": config.ffn, "vocab": config.vocab_size}
-    return odd + [f"{axis} = {size}" for axis, size in sizes.items() if size % (kv * group)]
+    sizes = [*_ffn_sizes(config), ("vocab", config.vocab_size)]
+    return odd + [f"{axis} = {size}" for axis, size in sizes if size % (kv * group)]
+
+
+def _ffn_sizes(config: ModelConfig) -> list[tuple[str, int]]:
+    """Of all feed-forward blocks that the model has, with what they are of."""
+    experts = config.experts
+    if experts is None:
+        return [("ffn", config.ffn)]
+    sizes = [("ffn of experts", experts.ffn)]
+    if experts.shared_ffn:
+        sizes.append(("ffn of the shared expert", experts.shared_ffn))
+    if experts.dense_layers:
+        sizes.append(("ffn", config.ffn))
+    return sizes
 
 
 def put(data: np.ndarray | jax.Array, sharding: Sharding | None) -> jax.Array:

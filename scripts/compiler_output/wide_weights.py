@@ -1,6 +1,6 @@
 """Weights of 8 bits that a compiled function widens as a whole: from the HLO, what would be in memory twice as large.
 
-    arguments of 8 bits with two axes ──▶ which instructions make floating numbers of as many elements of them?
+    arguments of 8 bits with two or three axes ──▶ which instructions make floating numbers of as many elements of them?
 
 What stands inside a fusion is computed where it is used and is never in memory. Temporaries alone would not show all: a
 TPU has room for a widened weight beside its main memory.
@@ -27,9 +27,13 @@ Instruction = tuple[str, str, str, str]  # name, type, operation, what is behind
 
 
 def eight_bit_weights(lowered: jax.stages.Lowered) -> set[int]:
-    """Sizes, in elements, of the arguments that are weights of 8 bits; keys and values have four axes."""
+    """Sizes, in elements, of the arguments that are weights of 8 bits; keys and values have four axes.
+
+    Of weights of several experts also those of one of them.
+    """
     arguments = jax.tree.leaves(lowered.in_avals)
-    return {each.size for each in arguments if each.ndim == 2 and each.dtype in (jnp.int8, jnp.uint8)}
+    weights = [each for each in arguments if each.ndim in (2, 3) and each.dtype in (jnp.int8, jnp.uint8)]
+    return {each.size for each in weights} | {each.size // each.shape[0] for each in weights if each.ndim == 3}
 
 
 def wide_arrays(hlo: str, sizes: set[int]) -> list[str]:

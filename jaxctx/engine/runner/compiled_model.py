@@ -19,6 +19,7 @@ from jaxctx.engine.runner import page_functions
 from jaxctx.engine.runner.compiler_options import compiler_options
 from jaxctx.engine.runner.step import KVCache, Pools, StepResult, StepShape, make_step
 from jaxctx.model.interface import Model, Params
+from jaxctx.model.products import SUMS_ARE_FAST
 from jaxctx.model.sampling import SlotState, allowed_words, load_allowed, load_slot, slot_state
 from jaxctx.model.sharding import GROUP, KV, KV_POOL_AXES, logical_sharding
 from jaxctx_kernels import KernelChoice, kv_pages_struct, metadata_shape, select_kernel
@@ -41,7 +42,7 @@ Function: TypeAlias = StepShape | StateFunction
 """What names a compiled function: the shape of a step, or one of the functions beside."""
 
 CUSTOM_MASK_SIZES = ((4, 4), (64, 16))  # rows and outputs of custom-mask steps, ascending
-ONE_ROW = (1,) if jax.__version_info__ >= (0, 11) else ()  # a step on CPUs; slower than a padded one in JAX 0.10
+ONE_ROW = (1,) if SUMS_ARE_FAST else ()  # a step on CPUs
 MAX_PAGES_PER_CALL = 16
 MAX_MASKS_PER_CALL = 8
 

@@ -72,7 +72,8 @@ def choose_matmul_dtype(model: DecoderModel, wanted: str, platform: str, directo
         return MatmulChoice(wanted, {})
     if platform != "cpu" or model.dtype == "float32":
         return MatmulChoice(model.dtype, {})
-    out, inside = model.config.ffn, model.config.width
+    config = model.config
+    out, inside = config.ffn if config.experts is None else config.experts.ffn, config.width
     if directory is None:
         return fastest(measure(out, inside, model.weights_dtype), model.dtype)
     file = directory / f"{_key(out, inside, model.weights_dtype)}.json"

@@ -26,7 +26,7 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.attention_choice import kernel_of, unchecked
 from jaxctx.engine.runner.compiled_model import CompiledModel, Function, StateFunction
 from jaxctx.engine.runner.lowering_cache import LoweringCache
-from jaxctx.engine.runner.step import StepInputs, StepShape, unpack_inputs
+from jaxctx.engine.runner.step import PADDING, StepInputs, StepShape, unpack_inputs
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import row_words, slot_words
 from jaxctx.model.sharding import put
@@ -162,12 +162,13 @@ class ModelRunner:
         )
 
     def make_step_inputs(self, shape: StepShape) -> tuple[Int32[np.ndarray, " size"], StepInputs]:
-        """A packed vector that does nothing, and its views to write into.
+        """A packed vector that does nothing, all rows being padding, and its views to write into.
 
         The metadata is left to `write_metadata`. Masks let every row see all that its metadata lets it see.
         """
         packed = np.zeros(shape.size, np.int32)
         views = unpack_inputs(packed, shape)
+        views.tokens[:] = PADDING
         views.slots[:] = self._config.max_batch  # the slot of nobody
         views.sampling[:] = self._neutral_sampling
         views.mask[:] = -1

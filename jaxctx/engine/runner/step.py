@@ -31,6 +31,9 @@ from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, Sampled, SlotState, s
 from jaxctx.model.sharding import EVERY_DEVICE, KV
 
 _FORMATS = ["<i4", "<f4", f"{TOP_LOGPROBS}<i4", f"{TOP_LOGPROBS}<f4"]
+PADDING = np.iinfo(np.int32).min
+"""The token of a row that belongs to no request."""
+
 OUTPUT = np.dtype({"names": Sampled._fields, "formats": _FORMATS})
 """What a step returns for each sampled row."""
 
@@ -76,7 +79,7 @@ class StepShape:
 class StepInputs(NamedTuple):
     """The packed vector taken apart: views for the host (numpy, to write) and for the device (to read) alike."""
 
-    tokens: Any  # [rows]; below zero: what slot (-1 - token) sampled last
+    tokens: Any  # [rows]; below zero: what slot (-1 - token) sampled last, or PADDING
     positions: Any  # [rows]
     kv_slots: Any  # [rows]: page * page_size + offset; 0 is in the scratch page
     sample_rows: Any  # [samples]: the row that each sample is drawn from
@@ -172,6 +175,9 @@ class PagedAttention:
         """`spec`: of the model. `mesh`: parameters and pools are split over it."""
         self.pools = tuple(pools)
         self.mesh = mesh
+        self.padding: jax.Array | None = inputs.tokens == PADDING
+        of_layers = (each.kernel for each in shape.metadata)
+        self.kernel: kernels.KernelName = next((name for name in of_layers if name != "reference"), "reference")
         self.looped = len(pools) < spec.layers
         self.kv_slots: jax.Array = inputs.kv_slots
         self.shapes = shape.metadata
@@ -275,6 +281,7 @@ def step(
     inputs = unpack_inputs(packed, shape)
     from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
     tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
+    tokens = jnp.where(inputs.tokens == PADDING, 0, tokens)
     kv = PagedAttention(pools, spec, inputs, shape, mesh)
     hidden = model.hidden(params, tokens, inputs.positions, kv)
     logits = model.logits(params, hidden[inputs.sample_rows])

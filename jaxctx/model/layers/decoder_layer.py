@@ -7,14 +7,16 @@ takes what was attended. Families differ in where they normalise, and name the n
 import jax
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Bool, Float32
 
 from jaxctx.model.config import ModelConfig, NormPlacement
 from jaxctx.model.layers.attention import Attention
+from jaxctx.model.layers.experts import SparseFeedForward
 from jaxctx.model.layers.feed_forward import FeedForward
 from jaxctx.model.layers.linear import Create
 from jaxctx.model.layers.norm import RMSNorm
 from jaxctx.model.layers.rope import RopeCosSin
+from jaxctx_kernels import KernelName
 
 
 class DecoderLayer(nnx.Module):
@@ -22,9 +24,10 @@ class DecoderLayer(nnx.Module):
     and it grows by what `_attention_output` and `_mlp_output` make of theirs.
     """
 
-    def __init__(self, create: Create, config: ModelConfig) -> None:
+    def __init__(self, create: Create, config: ModelConfig, layer: int) -> None:
+        experts = config.experts_of(layer)
         self.self_attn = Attention(create, config)
-        self.mlp = FeedForward(create, config)
+        self.mlp = FeedForward(create, config) if experts is None else SparseFeedForward(create, config, experts)
         self.residual_scale = config.residual_scale
 
     def before_attention(self, x: Float32[Array, "rows embed"], rotation: RopeCosSin | None) -> tuple[jax.Array, ...]:
@@ -32,11 +35,24 @@ class DecoderLayer(nnx.Module):
         return self.self_attn(self._attention_input(x), rotation)
 
     def after_attention(
-        self, x: Float32[Array, "rows embed"], attended: Float32[Array, "rows heads head_dim"], mesh: Mesh | None
+        self,
+        x: Float32[Array, "rows embed"],
+        attended: Float32[Array, "rows heads head_dim"],
+        mesh: Mesh | None,
+        padding: Bool[Array, " rows"] | None = None,
+        kernel: KernelName = "reference",
     ) -> Float32[Array, "rows embed"]:
-        """The residual stream after attention and feed-forward. `mesh`: parameters and `attended` are split over it."""
+        """The residual stream after attention and feed-forward. `mesh`: parameters and `attended` are split over it.
+
+        `padding` and `kernel` are those of the `AttentionBackend`.
+        """
         x = self._add(x, self._attention_output(self.self_attn.project_output(attended, mesh)))
-        return self._add(x, self._mlp_output(self.mlp(self._mlp_input(x), mesh)))
+        given = self._mlp_input(x)
+        if isinstance(self.mlp, SparseFeedForward):
+            fed = self.mlp(given, mesh, padding, kernel)
+        else:
+            fed = self.mlp(given, mesh)
+        return self._add(x, self._mlp_output(fed))
 
     def _add(self, x: jax.Array, block: jax.Array) -> jax.Array:
         return x + (block if self.residual_scale == 1.0 else block * self.residual_scale)
@@ -57,9 +73,9 @@ class DecoderLayer(nnx.Module):
 class NormBeforeLayer(DecoderLayer):
     """What goes into a block is normalised: Llama and most others."""
 
-    def __init__(self, create: Create, config: ModelConfig) -> None:
+    def __init__(self, create: Create, config: ModelConfig, layer: int) -> None:
         self.input_layernorm = block_norm(create, config)
-        super().__init__(create, config)
+        super().__init__(create, config, layer)
         self.post_attention_layernorm = block_norm(create, config)
 
     def _attention_input(self, x: jax.Array) -> jax.Array:
@@ -72,8 +88,8 @@ class NormBeforeLayer(DecoderLayer):
 class NormAfterLayer(DecoderLayer):
     """What comes out of a block is normalised: OLMo 2 and 3."""
 
-    def __init__(self, create: Create, config: ModelConfig) -> None:
-        super().__init__(create, config)
+    def __init__(self, create: Create, config: ModelConfig, layer: int) -> None:
+        super().__init__(create, config, layer)
         self.post_attention_layernorm = block_norm(create, config)
         self.post_feedforward_layernorm = block_norm(create, config)
 
@@ -87,9 +103,9 @@ class NormAfterLayer(DecoderLayer):
 class NormAroundLayer(DecoderLayer):
     """What goes into a block is normalised, and what comes out: Gemma 2 and 3."""
 
-    def __init__(self, create: Create, config: ModelConfig) -> None:
+    def __init__(self, create: Create, config: ModelConfig, layer: int) -> None:
         self.input_layernorm = block_norm(create, config)
-        super().__init__(create, config)
+        super().__init__(create, config, layer)
         self.post_attention_layernorm = block_norm(create, config)
         self.pre_feedforward_layernorm = block_norm(create, config)
         self.post_feedforward_layernorm = block_norm(create, config)

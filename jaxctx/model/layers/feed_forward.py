@@ -20,8 +20,9 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
 class FeedForward(nnx.Module):
     """`down(activation(gate(x)) * up(x))`."""
 
-    def __init__(self, create: Create, config: ModelConfig) -> None:
-        embed, ffn = (config.width, "embed"), (config.ffn, "ffn")
+    def __init__(self, create: Create, config: ModelConfig, size: int | None = None) -> None:
+        """`size`: of what is between; None: that of the model's blocks."""
+        embed, ffn = (config.width, "embed"), (size or config.ffn, "ffn")
         self.gate_proj = Linear(create, ffn, embed, bias=config.ffn_bias)
         self.up_proj = Linear(create, ffn, embed, bias=config.ffn_bias)
         self.down_proj = Linear(create, embed, ffn, bias=config.ffn_bias)

@@ -14,7 +14,7 @@ Axes = tuple[str, ...]  # logical axis names of a parameter, see `sharding`
 Create = Callable[[tuple[int, ...], str], "jax.Array | jax.ShapeDtypeStruct | QuantizedWeight"]
 """Makes the value of a parameter from its shape and kind: "matrix", "embedding", "bias" (zeros) or "scale" (ones).
 
-Only a matrix may be a `QuantizedWeight`.
+Only a matrix may be a `QuantizedWeight`; an "embedding", a head or a router never is.
 """
 
 

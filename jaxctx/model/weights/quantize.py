@@ -19,10 +19,12 @@ SMALLEST_SCALE = np.finfo(np.float32).tiny  # of a row of zeros too: an accelera
 
 
 def quantize(weight: HostArray, dtype: str) -> tuple[HostArray, HostArray]:
-    """Values `[out, in]` of `dtype`, a key of LARGEST, and scales float32 `[out]` of a finite `weight` `[out, in]`.
+    """Values `[…, out, in]` of `dtype`, a key of LARGEST, and scales float32 `[…, out]` of a finite weight like them.
 
     `weight` is of any floating type; `values * scale` differs from it by at most half a step of the values.
     """
+    shape = weight.shape
+    weight = weight.reshape(-1, shape[-1])
     rows, inside = weight.shape
     values: HostArray = np.empty(weight.shape, np.int8 if dtype == "int8" else np.uint8)
     scale = np.empty(rows, np.float32)
@@ -38,7 +40,8 @@ def quantize(weight: HostArray, dtype: str) -> tuple[HostArray, HostArray]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(fill, range(0, rows, step)):
             pass
-    return (values if dtype == "int8" else values.view(ml_dtypes.float8_e4m3fn)), scale
+    values = values.reshape(shape)
+    return (values if dtype == "int8" else values.view(ml_dtypes.float8_e4m3fn)), scale.reshape(shape[:-1])
 
 
 def float8_bits(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:

@@ -148,7 +148,11 @@ async def test_refilling_truncated_tokens_gives_bit_equal_logits(engine: LocalEn
     assert await top_logprobs(engine, context_id) == before
 
 
-@pytest.mark.parametrize("golden", ["qwen3_gqa8_wide_heads"], indirect=True)
+@pytest.mark.parametrize(
+    "golden",
+    ["qwen3_gqa8_wide_heads", pytest.param("qwen3moe_every_other_layer_tied", marks=pytest.mark.slow)],
+    indirect=True,
+)
 async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, golden, echo_served) -> None:
     served = serve(golden_checkpoint, "bfloat16", echo_served)
     engine = make_engine(WITHOUT_DRAFTS, served, device_config=CONFIG, whole=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxctx.model.config import RopeConfig
+from jaxctx.model.config import Experts, RopeConfig
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.layers import rope
 from jaxctx.model.registry import FAMILIES, from_hf
@@ -21,8 +21,12 @@ CLASSES = json.loads((Path(__file__).parents[2] / "goldens" / "classes.json").re
 ACCEPTED = [golden for golden in CLASSES if golden["built"] is not None]
 REFUSED = [golden for golden in CLASSES if golden["built"] is None]
 # transformers' own checks refuse these, though the class would go on to give them the meaning that they have here.
-UNDERSTOOD = {f"{family}: num_key_value_heads null" for family in ("Gemma", "Gemma2", "Gemma3", "Mistral")} | {
-    f"{family}: head_dim null" for family in ("Granite", "Olmo2", "Olmo3", "Phi3", "Qwen2", "SmolLM3")
+UNDERSTOOD = {
+    f"{family}: num_key_value_heads null"
+    for family in ("Gemma", "Gemma2", "Gemma3", "Mistral", "Mixtral", "Qwen2Moe", "Qwen3Moe")
+} | {
+    f"{family}: head_dim null"
+    for family in ("Granite", "Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3Moe", "SmolLM3")
 }
 # transformers 5.23 takes the base of the file for some layers, and another one for the others.
 AMBIGUOUS = {"Olmo3: without rope_parameters", "Olmo3: rope_parameters null"}
@@ -53,7 +57,10 @@ def test_a_configuration_means_what_transformers_builds(golden):
     config, built = from_hf(golden["config"]), dict(golden["built"])
     keys = ("inverse_frequencies", "rope_factor", "windows", "rotates", "positions", "attention_scale")
     frequencies, rope_factor, windows, rotates, positions, scale = (built.pop(key) for key in keys)
-    assert {key: getattr(config, key) for key in built} == built | {"eos_token_ids": tuple(built["eos_token_ids"])}
+    built |= {"eos_token_ids": tuple(built["eos_token_ids"])}
+    if experts := built.get("experts"):
+        built["experts"] = Experts(**experts | {"dense_layers": tuple(experts["dense_layers"])})
+    assert {key: getattr(config, key) for key in built} == built
     layers = [config.attention_of(layer) for layer in range(config.layers)]
     first = next(each.rope for each in layers if each.rope is not None)
     np.testing.assert_allclose(rope.inverse_frequencies(first, config.head_dim), frequencies, rtol=1e-6)

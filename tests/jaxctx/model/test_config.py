@@ -1,7 +1,7 @@
 import pytest
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.config import RopeConfig, RopeScaling
+from jaxctx.model.config import Experts, RopeConfig, RopeScaling
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.registry import from_hf
 from scripts.checkpoints import hf_config
@@ -277,6 +277,57 @@ def test_what_is_large_and_published_is_read(positions):
 def test_what_cannot_be_computed_is_refused_by_name(change, key):
     with pytest.raises(CheckpointError, match=rf"^config\.json: {key}"):
         from_hf(LLAMA31 | change)
+
+
+MIXTRAL = MISTRAL | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN3_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_hidden_layers": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
+
+def test_mixtures_of_experts():
+    mixtral, qwen = from_hf(MIXTRAL), from_hf(QWEN3_MOE)
+    assert mixtral.experts == Experts(count=8, per_token=2, ffn=14336, normalised=True)
+    assert qwen.experts == Experts(count=128, per_token=8, ffn=768, normalised=True)
+    some = from_hf(QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [3]})
+    assert some.experts.dense_layers == (0, 2, 3)
+    assert [some.experts_of(layer) is None for layer in range(4)] == [True, False, True, True]
+    assert from_hf(QWEN3_MOE | {"decoder_sparse_step": 5}).experts is None
+
+
+def test_the_number_of_experts_has_two_names():
+    renamed = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"} | {"num_local_experts": 64}
+    assert from_hf(renamed).experts.count == 64
+    with pytest.raises(CheckpointError, match=r"num_local_experts: 64, but num_experts = 128"):
+        from_hf(QWEN3_MOE | {"num_local_experts": 64})
+
+
+@pytest.mark.parametrize("change", [
+    {"num_experts_per_tok": 129},
+    {"num_experts_per_tok": 0},
+    {"num_experts": 0},
+    {"num_experts": 10**6},
+    {"moe_intermediate_size": None},
+    {"norm_topk_prob": 1},
+    {"decoder_sparse_step": 0},
+    {"mlp_only_layers": 3},
+    {"mlp_only_layers": [True]},
+    {"mlp_only_layers": [-1]},
+])  # fmt: skip
+def test_experts_that_cannot_be_computed_are_refused_by_name(change):
+    (key,) = change
+    with pytest.raises(CheckpointError, match=rf"^config\.json: {key}: "):
+        from_hf(QWEN3_MOE | change)
+
+
+def test_a_row_cannot_take_more_experts_than_there_are():
+    with pytest.raises(CheckpointError, match=r"num_experts_per_tok: 9, but there are 8 experts"):
+        from_hf(MIXTRAL | {"num_experts_per_tok": 9})
 
 
 def test_a_checkpoint_error_is_the_callers_mistake():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxctx.model.config import LayerAttention
+from jaxctx.model.config import Experts, LayerAttention
 from jaxctx.model.functional import EIGHT_BITS, abstract
 from scripts.checkpoints import init_random
 from scripts.dense import DenseCausal
@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_parameters(tiny):
 class Recording:
     """Passes queries through and keeps what arrived."""
 
-    looped, pools, mesh = False, None, None
+    looped, pools, mesh, padding, kernel = False, None, None, None, "reference"
 
     def __init__(self):
         self.calls = []
@@ -135,12 +135,16 @@ def meant(model, params):
         if spec.dtype not in EIGHT_BITS:
             return arrays[name].astype(jnp.float32)
         values = np.asarray(arrays[name]).view(jnp.dtype(spec.dtype)).astype(np.float32)
-        return jnp.asarray(values * np.asarray(arrays[spec.scale_name])[:, None])
+        return jnp.asarray(values * np.asarray(arrays[spec.scale_name])[..., None])
 
     return wide, tuple(value(spec.name) for spec in wide.specs)
 
 
-@pytest.mark.parametrize("family", [{}, {"qkv_bias": True, "ffn_bias": True, "query_key_norm": "none", "tied": True}])
+EXPERTS = Experts(count=5, per_token=2, ffn=24, normalised=True, shared_ffn=16, dense_layers=(0,))
+FAMILIES = [{}, {"qkv_bias": True, "ffn_bias": True, "query_key_norm": "none", "tied": True}, {"experts": EXPERTS}]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("weights_dtype", EIGHT_BITS)
 def test_weights_of_8_bits_give_the_logits_of_what_they_stand_for(tiny, dense_logits, weights_dtype, family):
     config = dataclasses.replace(tiny, **family)

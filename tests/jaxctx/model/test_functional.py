@@ -92,7 +92,7 @@ def test_keys_and_values_have_the_type_of_the_parameters_or_their_own(tiny, kv_d
 class AttentionTypes:
     """An attention backend that returns its queries and keeps the types that reached it."""
 
-    looped, pools, mesh = False, None, None
+    looped, pools, mesh, padding, kernel = False, None, None, None, "reference"
 
     def __init__(self):
         self.dtypes = set()

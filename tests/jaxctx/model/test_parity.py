@@ -58,6 +58,11 @@ SHAPES = [
     ("Gemma2", {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 64, "attn_logit_softcapping": 9.0}),
     ("Gemma3", {"num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 7, "sliding_window": 64}),
     ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    ("Mixtral", {"num_key_value_heads": 2, "num_local_experts": 4}),
+    ("Mixtral", {"num_key_value_heads": 1, "num_local_experts": 7, "num_experts_per_tok": 3}),
+    ("Qwen2Moe", {"num_key_value_heads": 8, "num_experts": 5, "moe_intermediate_size": 40, "decoder_sparse_step": 2}),
+    ("Qwen3Moe", {"num_key_value_heads": 2, "num_experts": 12, "moe_intermediate_size": 24, "norm_topk_prob": True}),
+    ("Qwen3Moe", {"num_key_value_heads": 1, "num_experts": 9, "moe_intermediate_size": 24, "mlp_only_layers": [1]}),
 ]
 
 

@@ -1,4 +1,5 @@
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,10 +12,11 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.config import ModelConfig
+from jaxctx.model.config import Experts, ModelConfig
 from jaxctx.model.sharding import KV_POOL_AXES, logical_sharding, make_mesh, mesh_shape
 from jaxctx.model.weights import load_model
 from scripts.checkpoints import init_random, write_random
+from scripts.dense import DenseCausal
 from tests.engines import shard
 
 Q_PROJ, K_PROJ, O_PROJ = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qko")
@@ -168,6 +170,58 @@ def test_scales_are_split_with_their_output_channels(tiny, dense_logits):
     np.testing.assert_allclose(
         dense_logits(model, split, tokens), dense_logits(model, params, tokens), rtol=1e-4, atol=1e-5
     )
+
+
+EXPERTS = Experts(count=5, per_token=2, ffn=24, normalised=True, shared_ffn=40, dense_layers=(1,))
+
+
+@pytest.mark.parametrize("weights_dtype", [None, "int8"])
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_each_device_has_a_part_of_every_expert(tiny, dense_logits, tensor, weights_dtype):
+    config = replace(tiny, experts=EXPERTS)
+    model, params = init_random(config, 0, scale=0.2, weights_dtype=weights_dtype)
+    mesh = make_mesh(config, tensor=tensor)
+    split = shard(mesh, model, params)
+    parts = {spec.name: array.addressable_shards[0].data.shape for spec, array in zip(model.specs, split, strict=True)}
+    assert parts["model.layers.0.mlp.experts.gate_proj.weight"] == (5, 24 // tensor, 32)
+    assert parts["model.layers.0.mlp.experts.down_proj.weight"] == (5, 32, 24 // tensor)
+    assert parts["model.layers.0.mlp.gate.weight"] == (5, 32)
+    if weights_dtype is not None:
+        assert parts["model.layers.0.mlp.experts.up_proj.weight_scale"] == (5, 24 // tensor)
+    tokens = np.arange(40).reshape(2, 20)
+    alone = dense_logits(model, params, tokens)
+    np.testing.assert_allclose(dense_logits(model, split, tokens, mesh), alone, rtol=1e-4, atol=1e-5)
+    if weights_dtype is None:  # XLA alone splits
+        np.testing.assert_allclose(dense_logits(model, split, tokens), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_what_experts_make_is_summed_in_bfloat16_once_a_layer(tiny, dense_logits):
+    config = replace(tiny, experts=replace(EXPERTS, shared_ffn=0))
+    model, params = init_random(config, 0, scale=0.2, dtype="bfloat16")
+    mesh = make_mesh(config, tensor=2)
+    split = shard(mesh, model, params)
+    tokens = np.arange(40).reshape(2, 20)
+    alone = np.asarray(dense_logits(model, params, tokens))
+    error = np.abs(np.asarray(dense_logits(model, split, tokens, mesh)) - alone).max() / alone.std()
+    assert 1e-4 < error < 0.08
+
+    def forward(params, tokens):
+        kv = DenseCausal(mesh=mesh)
+        return model.hidden(params, tokens, tokens, kv)
+
+    hlo = jax.jit(forward).lower(split, jnp.arange(20)).as_text()
+    assert len(re.findall(r"all_reduce", hlo)) == 2 * config.layers
+    assert "all_to_all" not in hlo
+
+
+def test_a_feed_forward_that_does_not_divide_is_named(tiny):
+    for experts, named in (
+        (replace(EXPERTS, ffn=25), "ffn of experts = 25"),
+        (replace(EXPERTS, shared_ffn=41), "ffn of the shared expert = 41"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"do not divide the model's {named};"):
+            make_mesh(replace(tiny, experts=experts), tensor=2)
+    make_mesh(replace(tiny, ffn=49, experts=replace(EXPERTS, dense_layers=())), tensor=2)  # no layer has that block
 
 
 def test_a_mesh_of_one_changes_nothing(tiny, dense_logits):

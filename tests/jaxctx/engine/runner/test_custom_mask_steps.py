@@ -46,6 +46,8 @@ class DenseMasked:
     looped: ClassVar[bool] = False
     mesh: ClassVar[None] = None
     pools: ClassVar[None] = None
+    padding: ClassVar[None] = None
+    kernel: ClassVar[str] = "reference"
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))

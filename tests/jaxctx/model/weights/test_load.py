@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import re
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +17,8 @@ from jaxctx.model.weights.formats import OrbaxSource
 from jaxctx.model.weights.quantize import quantize
 from scripts.checkpoints import init_random, save, write_random
 from tests.jaxctx.model.weights.edits import Q_PROJ, assert_refused, edit_json, edit_tensors
+
+GOLDENS = Path(__file__).parents[3] / "goldens"
 
 
 def test_every_parameter_is_loaded_as_it_is_stored(checkpoint, tiny):
@@ -33,6 +37,45 @@ def test_shards_single_file_and_orbax_are_the_same_model(checkpoint, sharded, tm
     assert single.model == split.model == orbax.model
     for a, b in zip(single.params, orbax.params, strict=True):
         assert (a == b).all()
+
+
+@pytest.fixture(params=["mixtral_8_experts", "qwen2moe_shared_expert"])
+def of_experts(request, tmp_path):
+    """A directory of shards whose experts are a tensor each."""
+    config = json.loads(str(np.load(GOLDENS / f"{request.param}.npz")["config"]))
+    write_random(tmp_path / "experts", config, seed=1, shards=5)
+    return tmp_path / "experts"
+
+
+@pytest.mark.parametrize("weights_dtype", [None, "int8"])
+def test_experts_are_stacked_from_their_tensors(of_experts, tmp_path, weights_dtype):
+    """And kept so by a conversion: the same model."""
+    stored = {name: array for file in of_experts.glob("*.safetensors") for name, array in load_file(file).items()}
+    loaded = load_model(of_experts, weights_dtype=weights_dtype)
+    (part,) = {name.partition(".experts.")[0] for name in stored if ".layers.1." in name and ".experts.0." in name}
+    arrays = {spec.name: np.asarray(a) for spec, a in zip(loaded.model.specs, loaded.params, strict=True)}
+    for ours, theirs in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+        found = arrays[f"model.layers.1.mlp.experts.{ours}.weight"]
+        for number, expert in enumerate(found):
+            theirs = theirs if "block_sparse_moe" in part else ours
+            want = stored[f"{part}.experts.{number}.{theirs}.weight"]
+            if weights_dtype is not None:
+                scale = arrays[f"model.layers.1.mlp.experts.{ours}.weight_scale"][number]
+                want, scales = quantize(want, weights_dtype)
+                np.testing.assert_array_equal(scale, scales)
+            np.testing.assert_array_equal(expert, want)
+    convert(of_experts, tmp_path / "orbax", weights_dtype=weights_dtype)
+    assert load_model(tmp_path / "orbax").revision == loaded.revision
+
+
+def test_an_expert_that_is_missing_or_of_another_shape_is_named(tmp_path):
+    config = json.loads(str(np.load(GOLDENS / "mixtral_8_experts.npz")["config"]))
+    write_random(tmp_path, config, seed=1)
+    name = "model.layers.1.block_sparse_moe.experts.7.w2.weight"
+    edit_tensors(tmp_path, lambda tensors: tensors.update({name: tensors[name][:, 1:]}))
+    assert_refused(tmp_path, rf"{re.escape(name)}: shape \[64, 159\], but config.json says \[64, 160\]")
+    edit_tensors(tmp_path, lambda tensors: tensors.pop(name))
+    assert_refused(tmp_path, f"{re.escape(name)}: missing")
 
 
 @pytest.mark.parametrize(("stored", "wanted", "loaded_as"), [
