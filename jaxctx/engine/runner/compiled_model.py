@@ -229,7 +229,7 @@ class CompiledModel:
         metadata = metadata_shape(
             rows, config.page_size, config.max_context_tokens, pages, self.kernel.name, self.kernel.processors
         )
-        return StepShape(rows, min(rows, samples), metadata, mask_words)
+        return StepShape(rows, min(rows, samples), metadata, mask_words, self._model.adapter_slots is not None)
 
     def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:
         return self._struct(param.shape, param.dtype, None if self._mesh is None else param.sharding)

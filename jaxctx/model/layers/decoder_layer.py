@@ -12,7 +12,7 @@ from jaxtyping import Array, Float32
 from jaxctx.model.config import ModelConfig, NormPlacement
 from jaxctx.model.layers.attention import Attention
 from jaxctx.model.layers.feed_forward import FeedForward
-from jaxctx.model.layers.linear import Create
+from jaxctx.model.layers.linear import AdapterColumns, Create
 from jaxctx.model.layers.norm import RMSNorm
 from jaxctx.model.layers.rope import RopeCosSin
 
@@ -27,16 +27,22 @@ class DecoderLayer(nnx.Module):
         self.mlp = FeedForward(create, config)
         self.residual_scale = config.residual_scale
 
-    def before_attention(self, x: Float32[Array, "rows embed"], rotation: RopeCosSin) -> tuple[jax.Array, ...]:
-        """Query, key and value of the rows."""
-        return self.self_attn(self._attention_input(x), rotation)
+    def before_attention(
+        self, x: Float32[Array, "rows embed"], rotation: RopeCosSin, columns: AdapterColumns | None = None
+    ) -> tuple[jax.Array, ...]:
+        """Query, key and value of the rows. `columns`: of their adapters."""
+        return self.self_attn(self._attention_input(x), rotation, columns)
 
     def after_attention(
-        self, x: Float32[Array, "rows embed"], attended: Float32[Array, "rows heads head_dim"], mesh: Mesh | None
+        self,
+        x: Float32[Array, "rows embed"],
+        attended: Float32[Array, "rows heads head_dim"],
+        mesh: Mesh | None,
+        columns: AdapterColumns | None = None,
     ) -> Float32[Array, "rows embed"]:
         """The residual stream after attention and feed-forward. `mesh`: parameters and `attended` are split over it."""
-        x = self._add(x, self._attention_output(self.self_attn.project_output(attended, mesh)))
-        return self._add(x, self._mlp_output(self.mlp(self._mlp_input(x), mesh)))
+        x = self._add(x, self._attention_output(self.self_attn.project_output(attended, mesh, columns)))
+        return self._add(x, self._mlp_output(self.mlp(self._mlp_input(x), mesh, columns)))
 
     def _add(self, x: jax.Array, block: jax.Array) -> jax.Array:
         return x + (block if self.residual_scale == 1.0 else block * self.residual_scale)

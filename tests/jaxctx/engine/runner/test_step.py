@@ -1,5 +1,7 @@
 """The step's inputs and outputs: the packed vector, its views on host and device, masks, and what a step returns."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +17,10 @@ def step_shape(rows: int = 16, samples: int = 4, mask_words: int = 0) -> StepSha
 
 
 SHAPES = [step_shape(), step_shape(rows=1, samples=1), step_shape(rows=4, samples=2, mask_words=3)]
+WITH_ADAPTERS = replace(step_shape(), has_adapters=True)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, WITH_ADAPTERS], ids=str)
 def test_the_views_take_every_word_of_the_vector_once_and_in_order(shape: StepShape) -> None:
     packed = np.arange(shape.size, dtype=np.int32)
     views = unpack_inputs(packed, shape)
@@ -27,6 +30,7 @@ def test_the_views_take_every_word_of_the_vector_once_and_in_order(shape: StepSh
         "tokens": (shape.rows,),
         "positions": (shape.rows,),
         "kv_slots": (shape.rows,),
+        "adapters": (shape.rows if shape.has_adapters else 0,),
         "sample_rows": (shape.samples,),
         "slots": (shape.samples,),
         "sampling": (shape.samples, ROW_WORDS),
