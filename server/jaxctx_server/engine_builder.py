@@ -28,7 +28,7 @@ from jaxctx.engine.runner.mesh_plan import plan_mesh
 from jaxctx.engine.runner.mesh_targets import mesh_target
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
-from jaxctx.model.config import SHAPES, ModelConfig
+from jaxctx.model.config import SHAPES, AdapterSlots, ModelConfig
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
@@ -71,7 +71,23 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
             compile_all=config.compile_all,
             lowering_cache=lowering_cache,
         )
+        try:
+            _load_adapters(config, engine)
+        except BaseException:
+            engine.stop()
+            raise
         return engine, served.text
+
+
+def _load_adapters(config: ServeConfig, engine: LocalEngine) -> None:
+    """Load those of the settings. Raises StartError naming the one that cannot be."""
+    if config.adapter_dir is not None and not config.adapter_dir.is_dir():
+        raise StartError(f"--adapter-dir: {config.adapter_dir}: not a directory")
+    for name, directory in config.adapters.items():
+        try:
+            engine.load_adapter_now(name, directory)
+        except (CheckpointError, InvalidArgument, OSError) as error:
+            raise StartError(f"--adapter {name}={directory}: {error}", MODEL) from error
 
 
 def plan(config: PlanConfig, progress: Progress) -> EnginePlan:
@@ -155,7 +171,14 @@ def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, F
     types, path = _types(config), Path(config.model or BUNDLED)
     dtype = run_dtype(types.dtype, types.weights_dtype) or ("float32" if shape.dtype == "float32" else "bfloat16")
     weights_dtype = types.weights_dtype or (stored_weights_dtype(path) if path.exists() else None)
+    shape = replace(shape, adapters=_adapter_slots(config))
     return abstract(shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype)
+
+
+def _adapter_slots(config: ServeConfig) -> AdapterSlots | None:
+    """Places for adapters, which take memory beside the weights; None: there are none."""
+    count = config.adapter_slots_or_default
+    return AdapterSlots(count, config.adapter_rank) if count else None
 
 
 @contextmanager
@@ -184,7 +207,14 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
     text = load_text(path)  # before the weights: it takes less time to find out that it is missing
     matmul_dtype = _matmul_dtype(config, path)
     types = _types(config)._asdict()
-    loaded = load_model(path, **types, matmul_dtype=matmul_dtype, mesh=mesh, progress=progress.weights)
+    loaded = load_model(
+        path,
+        **types,
+        matmul_dtype=matmul_dtype,
+        adapters=_adapter_slots(config),
+        mesh=mesh,
+        progress=progress.weights,
+    )
     return ServedModel(
         model=loaded.model,
         params=loaded.params,
@@ -195,6 +225,7 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
         parameters=loaded.parameters,
         dtype=loaded.model.dtype,
         weights_dtype=loaded.model.weights_dtype,
+        adapter_dir=config.adapter_dir,
     )
 
 

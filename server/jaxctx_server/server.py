@@ -223,6 +223,7 @@ class Server:
             window=None if engine is None else engine.attention_window,
             sizes="" if engine is None else engine.sizes_in_words,
             host_tier="" if engine is None else engine.host_tier_in_words,
+            adapters="" if engine is None else engine.adapters_in_words,
             attention=None if engine is None else engine.attention,
         )
         print(text, file=self._out, flush=True)

@@ -37,6 +37,7 @@ class ScriptedEngine:
     ) -> None:
         self.name = name
         self.info = replace(INFO, max_batch=max_batch, page_size=64, pages_total=100_000, **info)
+        self.adapter_revisions: dict[str, str] = {}  # name → content
         self.answer = answer or (lambda text: f"<{text[-12:]}>")
         self.gate = asyncio.Event()
         self.gate.set()
@@ -73,7 +74,8 @@ class ScriptedEngine:
         await self._called("create")
         context_id = request.context_id or f"{self.name}{next(self._ids)}"
         self.contexts[caller.tenant, context_id] = []
-        return SimpleNamespace(context_id=context_id)
+        revision = self.adapter_revisions[request.adapter] if request.adapter else ""
+        return SimpleNamespace(context_id=context_id, adapter_revision=revision)
 
     async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> list[Any]:
         tokens = self._tokens(caller, context_id)
