@@ -43,6 +43,7 @@ class ScriptedEngine:
         self.gate.set()
         self.log: list[tuple[str, str]] = []  # operation, text
         self.contexts: dict[tuple[str, str], list[int]] = {}
+        self.created: list[CreateContextRequest] = []  # every one
         self.requests: list[GenerateRequest] = []  # every one
         self.running: dict[str, str] = {}  # text of the prompt, by context
         self.most_running = 0
@@ -72,6 +73,7 @@ class ScriptedEngine:
 
     async def create(self, caller: Caller, request: CreateContextRequest) -> Any:
         await self._called("create")
+        self.created.append(request)
         context_id = request.context_id or f"{self.name}{next(self._ids)}"
         self.contexts[caller.tenant, context_id] = []
         revision = self.adapter_revisions[request.adapter] if request.adapter else ""

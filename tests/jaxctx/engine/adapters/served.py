@@ -19,7 +19,7 @@ from scripts.dense import DenseCausal
 SLOTS = AdapterSlots(count=2, rank=4)
 SHAPE = ModelConfig(
     architecture="Qwen3ForCausalLM",
-    vocab_size=64,
+    vocab_size=512,  # as the echo model, whose tokenizer tests use
     width=32,
     layers=2,
     heads=4,
