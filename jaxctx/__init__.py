@@ -20,6 +20,7 @@ from jaxctx.client.tls import Tls
 from jaxctx.errors import JaxctxError
 from jaxctx.types import (
     AdapterInfo,
+    Attention,
     Comparison,
     ContextChange,
     ContextEvent,
@@ -58,6 +59,7 @@ from jaxctx.types import (
 
 __all__ = [
     "AdapterInfo",
+    "Attention",
     "Call",
     "ChatOptions",
     "Client",

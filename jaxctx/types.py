@@ -92,6 +92,16 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """What computes attention of an engine, and why."""
+
+    implementation: str  # "reference", which is plain JAX, or a kernel: "gpu", "mma" or "tpu"
+    reason: str  # "checked", "platform", "differs", …, as the metric `jaxctx_attention_info` has them
+    why_no_kernel: str = ""  # where a kernel would be faster: a clause that says why there is none
+    compared: str = ""  # a clause about the comparison with the reference; empty: there was none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
     """One engine: its properties and its load."""
 
@@ -102,6 +112,7 @@ class EngineStatus:
     # the answering process.
     epoch: int = 0
     adapters: Mapping[str, str] = field(default_factory=dict)  # loaded adapters by name: the digests of their content
+    attention: Attention | None = None  # what computes its attention; None: an older server, which does not say
 
 
 class ContextState(enum.Enum):

@@ -24,9 +24,9 @@ import numpy as np
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.engine.runner.step import StepShape
+from jaxctx.engine.runner.step import StepShape, write_metadata
 from jaxctx.model.weights import load_model
-from jaxctx_kernels import Segment, build_attention_metadata
+from jaxctx_kernels import Segment
 from jaxctx_server.cli import MALLOC
 
 PAGE = 16
@@ -98,7 +98,7 @@ def packed(device: ModelRunner, shape: StepShape, parts: Sequence[Segment], rng:
         positions = np.arange(part.position, part.position + part.rows)
         views.positions[rows] = positions
         views.kv_slots[rows] = part.pages[positions // PAGE] * PAGE + positions % PAGE
-    build_attention_metadata(parts, shape.metadata, views.metadata)
+    write_metadata(parts, shape, views)
     return vector
 
 

@@ -35,6 +35,7 @@ from jaxctx.model.weights.quantize import quantize
 def hf_config(config: ModelConfig) -> dict[str, Any]:
     """The `config.json` that `from_hf` reads back as an equal record, of a model of Llama, Mistral or Qwen."""
     embedding = config.attention_of(0).rope
+    assert embedding is not None
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": embedding.theta}
     if scaling := embedding.scaling:
         rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
@@ -44,6 +45,11 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
                 "high_freq_factor": scaling.high_freq_factor,
                 "original_max_position_embeddings": scaling.original_max_positions,
             }
+    windows = [config.attention_of(layer).window for layer in range(config.layers)]
+    window = next((each for each in windows if each is not None), None)
+    if window is None and config.declared_positions is not None:
+        window = config.max_positions  # of Llama, see `fields.within_cached_window`
+        windows = [window]
     return {
         "architectures": [config.architecture],
         "model_type": config.architecture.removesuffix("ForCausalLM").lower(),
@@ -60,9 +66,9 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "attention_bias": config.out_bias,
         "mlp_bias": config.ffn_bias,
         "hidden_act": "silu",
-        "sliding_window": config.max_positions if config.declared_positions else None,
-        "use_sliding_window": config.declared_positions is not None,
-        "max_window_layers": 0,
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
+        "max_window_layers": windows.index(window),
         "tie_word_embeddings": config.tied,
         "dtype": config.dtype,
         "bos_token_id": config.bos_token_id,

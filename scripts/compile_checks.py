@@ -43,9 +43,9 @@ from compiler_output.sass import MachineCode, MissingTools, Tools, dumped_kernel
 from compiler_output.thunks import compile_with_thunks, longest_sort
 from compiler_output.wide_weights import eight_bit_weights, wide_arrays
 
-from jaxctx.engine.runner.collectives import find_collectives
+from jaxctx.engine.plan.collectives import find_collectives
+from jaxctx.engine.plan.memory_planner import compile_described, compiling_for
 from jaxctx.engine.runner.compiler_options import compiler_options
-from jaxctx.engine.runner.memory_planner import compile_described, compiling_for
 from jaxctx.errors import FailedPrecondition
 
 BASELINE = Path(__file__).with_name("compile_baseline.json")

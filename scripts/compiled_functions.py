@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.plan.mesh_plan import described_on
 from jaxctx.engine.runner.compiled_model import MAX_PAGES_PER_CALL, CompiledModel, StateFunction
-from jaxctx.engine.runner.mesh_plan import described_on
 from jaxctx.model.config import SHAPES
 from jaxctx.model.functional import abstract
 from jaxctx.model.sharding import make_mesh

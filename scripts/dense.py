@@ -19,13 +19,16 @@ class DenseCausal:
     """An `AttentionBackend` whose rows are `sequences` sequences of equal length, one after the other, each from its
     start.
 
-    Row r of a sequence sees rows 0..r of the same sequence. Rows are a multiple of `sequences`. Differentiable.
+    Row r of a sequence sees rows 0..r of the same sequence, or the last of these: `windows` and `soft_cap` are those of
+    `KVSpec`. Rows are a multiple of `sequences`. Differentiable.
     """
 
     sequences: int = 1
     looped: bool = False
     pools: Any = None
     mesh: Mesh | None = None
+    windows: tuple[int | None, ...] = ()
+    soft_cap: float | None = None
 
     def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         rows, heads, head_dim = q.shape
@@ -35,7 +38,13 @@ class DenseCausal:
         precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
         scores = jnp.einsum("bqhgd,bkhd->bhgqk", q, k, precision=precision, preferred_element_type=jnp.float32)
         seen = jnp.tril(jnp.ones((length, length), bool))
-        weights = jax.nn.softmax(jnp.where(seen, scores * head_dim**-0.5, -jnp.inf), axis=-1)
+        window = self.windows[int(layer)] if self.windows else None
+        if window is not None:
+            seen &= jnp.triu(jnp.ones_like(seen), 1 - window)
+        scores *= head_dim**-0.5
+        if self.soft_cap is not None:
+            scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
         out = jnp.einsum(
             "bhgqk,bkhd->bqhgd", weights.astype(v.dtype), v, precision=precision, preferred_element_type=jnp.float32
         )

@@ -38,11 +38,59 @@ COMPLETE: Mapping[str, Any] = {
     "bos_token_id": 5,
     "eos_token_id": [6, 7],
 }
+OF_GEMMA: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "hidden_act": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": True,
+    "query_pre_attn_scalar": 100,
+    "final_logit_softcapping": 10.0,
+    "sliding_window": 40,
+    "tie_word_embeddings": False,
+}
 OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
+    "Gemma": {"hidden_act": "gelu_pytorch_tanh", "attention_bias": True, "tie_word_embeddings": False},
+    "Gemma2": OF_GEMMA | {"attn_logit_softcapping": 20.0},
+    "Gemma3": OF_GEMMA | {"rope_local_base_freq": 333.0, "sliding_window_pattern": 2, "attn_logit_softcapping": None},
+    "Granite": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.5,
+        "residual_multiplier": 0.25,
+        "logits_scaling": 4.0,
+    },
     "Llama": {"attention_bias": True, "mlp_bias": True},
     "Mistral": {"sliding_window": 40},
+    "Olmo2": {"attention_bias": True},
+    "Olmo3": {
+        "num_hidden_layers": 4,
+        "attention_bias": True,
+        "sliding_window": 40,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default"},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 333.0},
+        },
+    },
+    "Phi3": {
+        "sliding_window": 40,
+        "rope_scaling": {"rope_type": "default"},
+        "original_max_position_embeddings": 3000,
+        "partial_rotary_factor": 0.67,
+        "hidden_size": 128,
+        "pad_token_id": 0,
+    },
     "Qwen2": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
     "Qwen3": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "attention_bias": True},
+    "SmolLM3": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 40,
+        "no_rope_layers": [1, 0, 1] + [1] * 33,
+        "no_rope_layer_interval": 2,
+        "pad_token_id": 0,
+    },
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE_VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -58,6 +106,44 @@ ROPE_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "llama3, positions at the top": {"rope_scaling": LLAMA3, "original_max_position_embeddings": 64},
     "llama3 of all positions": {"rope_scaling": LLAMA3},
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 30, "original_max_position_embeddings": 2250}
+OTHER_ROPE_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "yarn": {"rope_scaling": YARN},
+    "yarn of all positions": {"rope_scaling": {"rope_type": "yarn", "factor": 1.0}},
+    "yarn with a factor of attention": {"rope_scaling": YARN | {"attention_factor": 1.5, "truncate": False}},
+    "yarn with mscale": {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}},
+    "yarn with mscale alone": {"rope_scaling": YARN | {"mscale": 0.7}},
+    "yarn without bounds": {"rope_scaling": YARN | {"beta_fast": None, "beta_slow": None}},
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "longrope": {
+        "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 9.0]},
+        "original_max_position_embeddings": 3000,
+    },
+    "longrope with a factor": {
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.5, 2.0],
+            "long_factor": [2.0, 3.0, 9.0],
+            "factor": 32.0,
+            "original_max_position_embeddings": 3000,
+        },
+    },
+}
+LONG_PHI3 = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+PHI3_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "all of a head": {"partial_rotary_factor": 1.0},
+    "longrope": {"hidden_size": 192, "rope_scaling": LONG_PHI3 | {"type": "longrope"}},
+    "longrope as yarn": {"hidden_size": 192, "rope_scaling": LONG_PHI3 | {"type": "yarn"}},
+    "longrope of the class's positions": {
+        "hidden_size": 192,
+        "rope_scaling": LONG_PHI3 | {"type": "longrope"},
+        "original_max_position_embeddings": 4096,
+    },
+    "longrope with a factor of attention": {
+        "hidden_size": 192,
+        "rope_scaling": LONG_PHI3 | {"type": "longrope", "attention_factor": 1.25},
+    },
+}
 FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "all layers before the window": {"max_window_layers": 3},
@@ -67,10 +153,34 @@ WINDOW_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "layer types go before max_window_layers": {"layer_types": [FULL, SLIDING, FULL], "max_window_layers": 3},
     "layer types without a window": {"layer_types": [FULL, FULL, FULL], "max_window_layers": 0},
 }
+GEMMA3_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "rope_parameters of both kinds": {
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 5.0, "rope_theta": 99.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 55.0},
+        },
+    },
+    "rope_parameters of one kind": {
+        "rope_scaling": None,
+        "rope_parameters": {"full_attention": YARN | {"rope_theta": 99.0}},
+        "layer_types": [FULL, SLIDING, FULL],
+    },
+    "rope_parameters and rope_scaling": {"rope_parameters": {"full_attention": {"rope_theta": 99.0}}},
+    "layer types go before the pattern": {"layer_types": [FULL, SLIDING, FULL]},
+}
+OLMO3_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "the class's base": {"rope_parameters": None, "rope_theta": 500000.0},
+    "layer types": {"layer_types": [FULL, SLIDING, FULL, FULL]},
+    "yarn": {"layer_types": [FULL, SLIDING, FULL, FULL], "rope_scaling": YARN},
+}
+NOT_OF_CLASS = {"Gemma2": {"hidden_act"}, "Gemma3": {"hidden_act"}}
+SHAPE = ("architectures", "model_type", "vocab_size", "pad_token_id", "hidden_size", "num_hidden_layers")
 
 
 def complete(family: str) -> dict[str, Any]:
-    named = {"architectures": [f"{family}ForCausalLM"], "model_type": family.lower()}
+    model_type = "gemma3_text" if family == "Gemma3" else family.lower()
+    named = {"architectures": [f"{family}ForCausalLM"], "model_type": model_type}
     return named | dict(COMPLETE) | dict(OF_FAMILY[family])
 
 
@@ -78,14 +188,17 @@ def variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and configuration."""
     whole = complete(family)
     yield "complete", whole
-    for key in whole.keys() - {"architectures", "model_type"}:
+    for key in whole.keys() - {"architectures", "model_type", "pad_token_id"} - NOT_OF_CLASS.get(family, set()):
         yield f"without {key}", {name: value for name, value in whole.items() if name != key}
         yield f"{key} null", whole | {key: None}
     yield (
         "nothing but its shape",
-        {key: whole[key] for key in ("architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers")},
+        {key: whole[key] for key in SHAPE if key in whole},
     )
-    changes = dict(ROPE_VARIANTS)
+    own_variants = {"Gemma3": GEMMA3_VARIANTS, "Olmo3": OLMO3_VARIANTS, "Phi3": PHI3_VARIANTS}
+    changes = dict(own_variants.get(family, ROPE_VARIANTS))
+    if family in ("Llama", "Qwen3"):
+        changes |= OTHER_ROPE_VARIANTS
     if family.startswith("Qwen"):
         changes |= WINDOW_VARIANTS
     for name, change in changes.items():
@@ -96,45 +209,78 @@ def built(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """What transformers makes of a configuration; None where it refuses."""
     family = raw["architectures"][0].removesuffix("ForCausalLM")
     try:
-        config = getattr(transformers, f"{family}Config").from_dict(json.loads(json.dumps(raw)))
+        of_config = "Gemma3Text" if family == "Gemma3" else family
+        config = getattr(transformers, f"{of_config}Config").from_dict(json.loads(json.dumps(raw)))
         with torch.device("meta"):
             model = getattr(transformers, f"{family}ForCausalLM")(config)
     except Exception:  # of many kinds
         return None
+    if SLIDING in (getattr(config, "layer_types", None) or ()) and config.sliding_window is None:
+        return None  # the first forward pass raises
     layer = model.model.layers[0]
     attention = layer.self_attn
-    rope = type(model.model.rotary_emb)(config)
+    heads = attention.o_proj.in_features // attention.head_dim
+    inverse_frequencies, rope_factor = rope_of_first_layer(config, model)
     eos = config.eos_token_id
     return {
         "vocab_size": model.model.embed_tokens.weight.shape[0],
         "width": model.model.embed_tokens.weight.shape[1],
         "layers": len(model.model.layers),
-        "heads": attention.q_proj.out_features // attention.head_dim,
-        "kv_heads": attention.k_proj.out_features // attention.head_dim,
+        "heads": heads,
+        "kv_heads": heads // attention.num_key_value_groups,
         "head_dim": attention.head_dim,
-        "ffn": layer.mlp.gate_proj.out_features,
+        "ffn": layer.mlp.down_proj.in_features,
         "positions": config.max_position_embeddings,
-        "window": window(family, config),
-        "norm_eps": model.model.norm.variance_epsilon,
-        "inverse_frequencies": [float(f"{each:.7g}") for each in rope.inv_freq.tolist()],
-        "rope_factor": rope.attention_scaling,
-        "qkv_bias": attention.q_proj.bias is not None,
+        "windows": windows(family, config),
+        "rotates": [bool(getattr(each.self_attn, "use_rope", True)) for each in model.model.layers],
+        "norm_eps": getattr(model.model.norm, "variance_epsilon", None) or model.model.norm.eps,
+        "inverse_frequencies": inverse_frequencies,
+        "rope_factor": rope_factor,
+        "qkv_bias": (attention.qkv_proj if family == "Phi3" else attention.q_proj).bias is not None,
         "out_bias": attention.o_proj.bias is not None,
-        "ffn_bias": layer.mlp.gate_proj.bias is not None,
-        "query_key_norm": "head" if hasattr(attention, "q_norm") else "none",
+        "ffn_bias": layer.mlp.down_proj.bias is not None,
+        "query_key_norm": query_key_norm(attention),
+        "attention_scale": attention.scaling,
+        "residual_scale": getattr(layer, "residual_multiplier", 1.0),
+        "logits_scale": 1.0 / getattr(config, "logits_scaling", 1.0),
+        "embedding_scale": embedding_scale(model),
+        "scores_soft_cap": config.attn_logit_softcapping if family == "Gemma2" else None,
+        "logits_soft_cap": getattr(config, "final_logit_softcapping", None),
         "tied": model.config.tie_word_embeddings,
         "bos_token_id": config.bos_token_id,
         "eos_token_ids": eos if isinstance(eos, list) else [] if eos is None else [eos],
     }
 
 
-def window(family: str, config: Any) -> int | None:
-    """Of any layer, as the masks of the family's forward pass are made."""
-    if family == "Llama":
-        return None
-    if family == "Mistral":
-        return None if config.sliding_window is None else int(config.sliding_window)
-    return int(config.sliding_window) if SLIDING in config.layer_types else None
+def rope_of_first_layer(config: Any, model: Any) -> tuple[list[float], float]:
+    """Frequencies, and the factor of cosines and sines."""
+    rope = type(model.model.rotary_emb)(config)
+    of_kind = f"{config.layer_types[0]}_" if isinstance(rope.rope_type, dict) else ""
+    frequencies = getattr(rope, f"{of_kind}inv_freq").tolist()
+    return [float(f"{each:.7g}") for each in frequencies], getattr(rope, f"{of_kind}attention_scaling")
+
+
+def query_key_norm(attention: Any) -> str:
+    if not hasattr(attention, "q_norm"):
+        return "none"
+    return "head" if attention.q_norm.weight.shape[0] == attention.head_dim else "all_heads"
+
+
+def embedding_scale(model: Any) -> float:
+    if hasattr(model.model, "embedding_multiplier"):
+        return float(model.model.embedding_multiplier)
+    return float(getattr(model.model.embed_tokens, "scalar_embed_scale", 1.0))
+
+
+def windows(family: str, config: Any) -> list[int | None]:
+    """Of each layer, as the masks of the family's forward pass are made."""
+    layers = config.num_hidden_layers
+    if family in ("Gemma", "Granite", "Llama", "Olmo2"):
+        return [None] * layers
+    window = None if config.sliding_window is None else int(config.sliding_window)
+    if family in ("Mistral", "Phi3"):
+        return [window] * layers
+    return [window if kind == SLIDING else None for kind in config.layer_types]
 
 
 def main() -> None:

@@ -47,14 +47,27 @@ LLAMA3 = {  # one of four frequencies is blended
     "original_max_position_embeddings": 256,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+YARN = {  # of eight frequencies two are kept, two divided, and the others blended
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 256,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 3.0],
+    "long_factor": [1.2, 2.0, 4.0, 9.0, 20.0, 31.0],
+}
 MILLION = {"rope_type": "default", "rope_theta": 1e6}
+MODEL_TYPES = {"Gemma3": "gemma3_text"}  # of classes whose name in lower case is another type
 
 
 def shape(architecture: str, *, kv_heads: int, head_dim: int, **fields: object) -> dict[str, Any]:
     """A small config.json of this class, with these fields."""
     names = {
         "architectures": [f"{architecture}ForCausalLM"],
-        "model_type": architecture.lower(),
+        "model_type": MODEL_TYPES.get(architecture, architecture.lower()),
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
     }
@@ -74,6 +87,140 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "mistral_gqa4_wide_heads": shape("Mistral", kv_heads=2, head_dim=32, rms_norm_eps=1e-5, sliding_window=None),
     "mistral_gqa1_tied": shape("Mistral", kv_heads=8, head_dim=8, sliding_window=None, tie_word_embeddings=True),
+    "llama_gqa2_yarn": shape("Llama", kv_heads=4, head_dim=16, rope_parameters=YARN),
+    "llama_gqa3_yarn_scaled": shape(
+        "Llama",
+        kv_heads=2,
+        head_dim=16,
+        num_attention_heads=6,
+        hidden_size=96,
+        rope_parameters=YARN
+        | {"mscale": 1.2, "mscale_all_dim": 0.7, "truncate": False, "beta_fast": 9, "beta_slow": 2},
+    ),
+    "llama_gqa1_dynamic": shape(
+        "Llama", kv_heads=8, head_dim=8, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    ),
+    "phi3_gqa2_partial_short_factors_tied": shape(
+        "Phi3",
+        pad_token_id=0,
+        kv_heads=2,
+        head_dim=16,
+        num_attention_heads=4,
+        partial_rotary_factor=0.75,
+        rope_parameters=LONG | {"partial_rotary_factor": 0.75},
+        original_max_position_embeddings=2048,
+        max_position_embeddings=16384,
+        tie_word_embeddings=True,
+    ),
+    # One token is the same with any factors, so that all others have the long ones.
+    "phi3_gqa5_long_factors": shape(
+        "Phi3",
+        pad_token_id=0,
+        kv_heads=1,
+        head_dim=12,
+        hidden_size=60,
+        num_attention_heads=5,
+        rope_parameters=LONG | {"attention_factor": 1.3},
+        original_max_position_embeddings=1,
+    ),
+    "phi3_window": shape("Phi3", pad_token_id=0, kv_heads=4, head_dim=8, sliding_window=37),
+    "mistral_window_gqa4": shape("Mistral", kv_heads=2, head_dim=8, sliding_window=48),
+    "qwen2_window_of_last_layer_gqa2": shape(
+        "Qwen2", kv_heads=4, head_dim=8, use_sliding_window=True, sliding_window=20, max_window_layers=1
+    ),
+    "gemma_gqa8": shape("Gemma", kv_heads=1, head_dim=16, hidden_act="gelu", tie_word_embeddings=True),
+    "gemma2_gqa2_tied": shape(
+        "Gemma2",
+        kv_heads=4,
+        head_dim=8,
+        num_hidden_layers=3,
+        sliding_window=24,
+        query_pre_attn_scalar=12,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=5.0,
+        tie_word_embeddings=True,
+    ),
+    "gemma2_gqa1_without_caps": shape(
+        "Gemma2",
+        kv_heads=8,
+        head_dim=8,
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=33,
+        attention_bias=True,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        tie_word_embeddings=False,
+    ),
+    "gemma3_gqa4_tied": shape(
+        "Gemma3",
+        kv_heads=1,
+        head_dim=16,
+        num_attention_heads=4,
+        num_hidden_layers=4,
+        sliding_window=32,
+        sliding_window_pattern=3,
+        query_pre_attn_scalar=24,
+        rope_local_base_freq=1e3,
+        rope_theta=1e5,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        tie_word_embeddings=True,
+    ),
+    "olmo3_gqa2_yarn": shape(
+        "Olmo3",
+        kv_heads=4,
+        head_dim=8,
+        num_hidden_layers=4,
+        sliding_window=25,
+        rope_parameters={
+            "full_attention": YARN | {"rope_theta": 5e5, "attention_factor": 1.2},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+        },
+    ),
+    "granite_gqa3_multipliers": shape(
+        "Granite",
+        kv_heads=3,
+        head_dim=16,
+        num_attention_heads=9,
+        hidden_size=144,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.4,
+        residual_multiplier=0.3,
+        logits_scaling=5.0,
+    ),
+    "granite_gqa1_biases_tied": shape(
+        "Granite",
+        kv_heads=8,
+        head_dim=8,
+        attention_bias=True,
+        mlp_bias=True,
+        attention_multiplier=0.2,
+        tie_word_embeddings=True,
+    ),
+    "olmo2_gqa1": shape("Olmo2", kv_heads=8, head_dim=8, rope_parameters=LINEAR),
+    "olmo2_gqa2_biases_tied": shape(
+        "Olmo2",
+        kv_heads=3,
+        head_dim=8,
+        num_attention_heads=6,
+        hidden_size=48,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "smollm3_gqa4_tied": shape(
+        "SmolLM3", pad_token_id=0, kv_heads=2, head_dim=8, num_hidden_layers=4, tie_word_embeddings=True
+    ),
+    "smollm3_gqa3_biases": shape(
+        "SmolLM3",
+        pad_token_id=0,
+        kv_heads=1,
+        head_dim=12,
+        num_attention_heads=3,
+        hidden_size=36,
+        no_rope_layers=[0, 1],
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
+    ),
     "qwen2_gqa4_tied": shape("Qwen2", kv_heads=2, head_dim=8, rope_parameters=MILLION, tie_word_embeddings=True),
     "qwen2_gqa8": shape("Qwen2", kv_heads=1, head_dim=8, rope_parameters=MILLION),
     "qwen3_gqa8_wide_heads": shape("Qwen3", kv_heads=1, head_dim=32, rope_parameters=MILLION),

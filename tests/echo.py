@@ -59,12 +59,14 @@ class EchoModel:
 
     max_positions: int = 1 << 20
     vocab_size: int = VOCAB_SIZE
-    attention_window: int | None = None
     adapter_slots: AdapterSlots | None = None
 
     @property
     def kv(self) -> KVSpec:
         return KVSpec(layers=1, kv_heads=1, head_dim=1, dtype="uint32")
+
+    def context_reason(self, tokens: int) -> str:
+        return ""
 
     def hidden(
         self,

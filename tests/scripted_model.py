@@ -30,7 +30,7 @@ from jaxctx.model.interface import KVSpec, Params
 from jaxctx.model.text import ModelText
 from jaxctx_kernels import write_kv
 from tests.echo import token_value
-from tests.sums import visible_sum
+from tests.sums import layer_sum
 
 Writer = Callable[[str], Sequence[str]]
 """From all text so far, special tokens included, to texts that may follow, the wanted one first. That one is written
@@ -121,13 +121,15 @@ class ScriptedModel:
 
     past: Past
     max_positions: int = 8192
-    attention_window: int | None = None
     adapter_slots: AdapterSlots | None = None
     kv: KVSpec = field(default=KVSpec(layers=1, kv_heads=1, head_dim=1, dtype="uint32"))
 
     @property
     def vocab_size(self) -> int:
         return self.past.vocab_size
+
+    def context_reason(self, tokens: int) -> str:
+        return ""
 
     def hidden(
         self,
@@ -160,7 +162,7 @@ def stored_sums(kv: PagedAttention, values: jax.Array) -> jax.Array:
     pool = kv.pools[0]
     stored = [write_kv(pages, each[:, None, None], kv.kv_slots) for pages, each in zip(pool, values, strict=True)]
     kv.pools = (pool._make(stored),)
-    return jnp.stack([visible_sum(pages, kv.metadata, shape=kv.metadata_shape, mask=kv.mask) for pages in stored])
+    return jnp.stack([layer_sum(kv, pages) for pages in stored])
 
 
 def scripted_model(text: ModelText, write: Writer, model_id: str) -> ServedModel:

@@ -14,12 +14,23 @@ from jaxctx_kernels import AttentionMetadata, KVPages, MetadataShape, write_kv
 from jaxctx_kernels.reference import Mask, Tile, fold_tiles, read_values, sort_mask, tile_mask, widest_tile
 
 
-def stored_sum(kv: PagedAttention, values: jax.Array) -> jax.Array:
-    """Store uint32 `values` `[rows]` in layer 0; for each row the sum of all values that it sees, itself included."""
+def stored_sum(kv: PagedAttention, values: jax.Array, layer: int = 0) -> jax.Array:
+    """Store uint32 `values` `[rows]` in a layer; for each row the sum of all values that it sees, itself included.
+
+    All layers are in one pool.
+    """
     pool = kv.pools[0]
-    pool = pool._replace(k=write_kv(pool.k, values[:, None, None], kv.kv_slots))
+    slots = kv.kv_slots + layer * kv.shapes[0].pool_pages * kv.shapes[0].page_size
+    pool = pool._replace(k=write_kv(pool.k, values[:, None, None], slots))
     kv.pools = (pool,)
-    return visible_sum(pool.k, kv.metadata, shape=kv.metadata_shape, mask=kv.mask)
+    return layer_sum(kv, pool.k, layer)
+
+
+def layer_sum(kv: PagedAttention, pages: KVPages, layer: int = 0) -> jax.Array:
+    """For each row the sum of all values of `pages` that it sees in a layer."""
+    number = kv.kind_of_layer[layer]
+    metadata, mask = kv.kinds[number].from_page(layer * kv.shapes[0].pool_pages)
+    return visible_sum(pages, metadata, shape=kv.shapes[number], mask=mask)
 
 
 def visible_sum(
@@ -30,7 +41,10 @@ def visible_sum(
 
     def visit(total: jax.Array, tile: Tile) -> jax.Array:
         values = read_values(pages, tile, 1)[0, :, None, :, 0]
-        seen = jnp.arange(values.shape[-1]) < tile.seen[..., None]
+        slot = jnp.arange(values.shape[-1])
+        seen = slot < tile.seen[..., None]
+        if tile.hidden is not None:
+            seen &= slot >= tile.hidden[..., None]
         if allowed is not None:
             seen &= tile_mask(allowed, tile, shape.page_size)
         part = jnp.where(seen, values, jnp.uint32(0)).sum(-1, dtype=jnp.uint32)

@@ -11,7 +11,7 @@ page can be computed again. The default has no override: an explicit causal mask
 """
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 
 def encode_override(index: int, position: int, ranges: Iterable[tuple[int, int]] = ()) -> bytes:
@@ -37,6 +37,25 @@ def decode_override(override: bytes) -> tuple[int, list[tuple[int, int]]]:
     """Position and ranges of an override that is not empty. No ranges: the token attends to everything up to itself."""
     position, *bounds = array("i", override)
     return position, list(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+def rows_with_other_windows(
+    overrides: Mapping[int, bytes], windows: Collection[int], start: int, stop: int
+) -> set[int]:
+    """Of the indices `start .. stop - 1` those of tokens without an override whose windows hide others than the first
+    indices.
+
+    A window of w tokens hides from the token at index i, which is its position too, the positions up to i - w. Where
+    earlier tokens have overrides, these may be others than the indices up to i - w. `windows`: in tokens.
+    """
+    rows: set[int] = set()
+    for index, encoded in overrides.items():
+        if not encoded:
+            continue
+        low, high = sorted((index, decode_override(encoded)[0]))
+        for window in windows:
+            rows.update(range(max(start, index + 1, low + window), min(stop, high + window)))
+    return rows.difference(overrides)
 
 
 def encode_page_overrides(overrides: Mapping[int, bytes], first: int, size: int) -> bytes:

@@ -48,6 +48,8 @@ from jaxctx.convert.contexts import (
 from jaxctx.convert.engines import (
     adapter_from_proto,
     adapter_to_proto,
+    attention_from_proto,
+    attention_to_proto,
     engine_info_from_proto,
     engine_info_to_proto,
     engine_stats_from_proto,
@@ -153,8 +155,10 @@ from jaxctx.convert.times import (
 __all__ = [
     "adapter_from_proto",
     "adapter_to_proto",
+    "attention_from_proto",
     "attention_mask_from_proto",
     "attention_mask_to_proto",
+    "attention_to_proto",
     "call_output_from_proto",
     "call_output_to_proto",
     "comparison_from_proto",

@@ -1,6 +1,6 @@
 """Engines: what they are, and how loaded."""
 
-from jaxctx.types import AdapterInfo, EngineInfo, EngineStats, EngineStatus
+from jaxctx.types import AdapterInfo, Attention, EngineInfo, EngineStats, EngineStatus
 from jaxctx.v1 import admin_service_pb2
 
 
@@ -128,6 +128,26 @@ def engine_stats_to_proto(value: EngineStats) -> admin_service_pb2.EngineStats:
     )
 
 
+def attention_from_proto(message: admin_service_pb2.Attention) -> Attention:
+    """What computes attention."""
+    return Attention(
+        implementation=message.implementation,
+        reason=message.reason,
+        why_no_kernel=message.why_no_kernel,
+        compared=message.compared,
+    )
+
+
+def attention_to_proto(value: Attention) -> admin_service_pb2.Attention:
+    """What computes attention."""
+    return admin_service_pb2.Attention(
+        implementation=value.implementation,
+        reason=value.reason,
+        why_no_kernel=value.why_no_kernel,
+        compared=value.compared,
+    )
+
+
 def engine_status_from_proto(message: admin_service_pb2.Engine) -> EngineStatus:
     """One engine: what it is, and how loaded."""
     return EngineStatus(
@@ -136,6 +156,7 @@ def engine_status_from_proto(message: admin_service_pb2.Engine) -> EngineStatus:
         address=message.address,
         epoch=message.epoch,
         adapters=dict(message.adapters),
+        attention=attention_from_proto(message.attention) if message.HasField("attention") else None,
     )
 
 
@@ -146,6 +167,7 @@ def engine_status_to_proto(value: EngineStatus) -> admin_service_pb2.Engine:
         stats=engine_stats_to_proto(value.stats),
         address=value.address,
         epoch=value.epoch,
+        attention=None if value.attention is None else attention_to_proto(value.attention),
         adapters=value.adapters,
     )
 

@@ -10,7 +10,8 @@
     scheduler/    which request runs, which rows the next step has, who gives up pages
     grammar/      formats of outputs: reads grammars, and says which tokens may come next
     runner/       the arrays and executables, the step function, page moves between device, host memory and disk;
-                  the check of kernels on the device
+                  the check of kernels on the device (runner/check/)
+    plan/         what an engine takes on chips that need not be there
     contexts/     operations on contexts that compute nothing, their lifecycle, quotas and change notifications
     snapshots/    saving and opening beside the steps, publications
 

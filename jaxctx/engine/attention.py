@@ -5,9 +5,11 @@
     auto         no, and needs none     —                reference                  PLATFORM
     auto         no                     —                reference                  NO_KERNEL
     auto         yes                    equal            kernel                     CHECKED
-    auto         yes                    anything else    reference                  DIFFERS, DOES_NOT_COMPILE, CRASHED
+    auto         yes                    another          reference                  that of the verdict
     kernel       yes                    equal            kernel                     CHECKED
     kernel       anything else                           the start is refused
+
+While a kernel is compared that never ends, the start ends; the next one then has the reason NEVER_ENDS.
 
 Without JAX: the server's metrics and banner read it on machines that have none. Who decides: `runner.attention_choice`.
 """
@@ -15,6 +17,8 @@ Without JAX: the server's metrics and banner read it on machines that have none.
 import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from jaxctx.types import Attention
 
 if TYPE_CHECKING:
     from jaxctx_kernels import KernelName
@@ -33,6 +37,7 @@ class AttentionReason(enum.StrEnum):
     DIFFERS = "differs"  # the reference: the kernel computes something else on this device
     DOES_NOT_COMPILE = "does_not_compile"  # the reference: the compiler refuses the kernel
     CRASHED = "crashed"  # the reference: the kernel raised an error when it ran, or ended the process
+    NEVER_ENDS = "never_ends"  # the reference: an earlier start waited for the kernel in vain
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,15 @@ class AttentionChoice:
     reason: AttentionReason
     why_no_kernel: str = ""  # a clause, where a kernel would be faster: "it has compute capability 8.0, …"
     compared: str = ""  # a clause about the comparison with the reference, where there was one
+
+    def as_status(self) -> Attention:
+        """The same for those who ask the engine."""
+        return Attention(
+            implementation=self.implementation,
+            reason=self.reason.value,
+            why_no_kernel=self.why_no_kernel,
+            compared=self.compared,
+        )
 
     def describe(self) -> str:
         """For the banner: "gpu kernel, equal to the reference …", or "plain JAX"."""

@@ -58,7 +58,7 @@ class EngineConfig:
     sizes_reason: str = "as set"  # where page size, requests and rows come from. For messages only
     # Contexts and outputs.
     max_context_tokens: int = 4096
-    attention_window: int | None = None  # tokens; of the model, where it limits the positions. For messages only
+    context_reason: str = ""  # why it is that number, where that is not plain. For messages only
     default_max_tokens: int = 256  # of an output whose request does not say
     stream_buffer: int = 256  # tokens that a reader may be behind before its request pauses
     # Limits of the engine.
@@ -79,9 +79,9 @@ class EngineConfig:
 
     @property
     def longest(self) -> str:
-        """The longest context in words, with the reason where that is the model's attention window."""
+        """The longest context in words, with the reason where there is one."""
         words = f"{self.max_context_tokens} tokens"
-        return f"{words}, the model's attention window" if self.max_context_tokens == self.attention_window else words
+        return f"{words}, {self.context_reason}" if self.context_reason else words
 
     @property
     def sizes_in_words(self) -> str:

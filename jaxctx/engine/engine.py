@@ -78,10 +78,9 @@ class LocalEngine(Engine):
         self._last_stats: types.EngineStats | None = None
 
     @property
-    def attention_window(self) -> int | None:
-        """What limits the length of a context, in tokens, if neither a setting nor the model's positions do."""
-        window = self._config.attention_window
-        return window if window == self._config.max_context_tokens else None
+    def context_reason(self) -> str:
+        """Why a context may have so many tokens, where neither a setting nor the model's positions say it; or empty."""
+        return self._config.context_reason
 
     @property
     def sizes_in_words(self) -> str:
@@ -105,6 +104,11 @@ class LocalEngine(Engine):
     def attention(self) -> AttentionChoice:
         """What computes attention on the engine's device, and why."""
         return self.core.runner.attention
+
+    @property
+    def attention_status(self) -> types.Attention | None:  # type: ignore[override]
+        """The same for those who ask the engine."""
+        return self.attention.as_status()
 
     def start(self) -> None:
         """Start the threads."""

@@ -2,7 +2,7 @@
 
 import secrets
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -10,10 +10,11 @@ from jax.sharding import Mesh
 
 from jaxctx.cache.context_cache import Identity
 from jaxctx.engine.adapters.sources import LocalAdapters
-from jaxctx.engine.attention import AttentionChoice
+from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.runner.check.whole_step import StepsDiffer, require_equal_steps
 from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.model_runner import CompileProgress, ModelRunner
 from jaxctx.model.config import AdapterSlots
@@ -55,15 +56,25 @@ def open_engine(
 
     Ready is when the largest step of each kind is compiled, into which every batch can be padded; the engine compiles
     the smaller ones while it serves. With `compile_all` nothing is left for later. `mesh`: the model is split over it.
-    `attention`: what computes it, see `choose_attention`; None: what suits the device, without a comparison. `store` is
-    the URL of a store for durable snapshots (None: there are none); `progress` is called after each function that is
+    `attention`: what computes it, see `choose_attention`; None: what suits the device, without a comparison. A kernel
+    that equals the reference by itself is compared in the compiled step, too. `store` is the URL of a store
+    for durable snapshots (None: there are none); `progress` is called after each function that is
     compiled before the engine is ready. `lowering_cache` spares a CPU tracing the steps anew.
+
+    Raises StepsDiffer, with pages and slots given back, if the compiled step differs from the reference's.
     """
     runner = ModelRunner(served.model, served.params, config, mesh, attention=attention, lowering_cache=lowering_cache)
     if compile_all:
         runner.compile(progress)
     else:
         runner.compile_needed(progress)
+    if attention is not None and attention.reason is AttentionReason.CHECKED:
+        try:
+            compared = attention.compared + require_equal_steps(runner)
+        except StepsDiffer:
+            runner.give_up()
+            raise
+        runner.attention = replace(attention, compared=compared)
     deps = RuntimeDeps()
     engine = build_engine(served, config, runner, deps, open_store(store, config, deps), mesh=mesh)
     threading.Thread(target=engine.grammars.warm_up, name="jaxctx-grammar-warm-up", daemon=True).start()

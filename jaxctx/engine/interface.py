@@ -17,6 +17,7 @@ from typing import Protocol
 
 from jaxctx.types import (
     AdapterInfo,
+    Attention,
     Comparison,
     ContextEvent,
     ContextInfo,
@@ -67,6 +68,8 @@ class ProgramEngine(Protocol):
     """
 
     info: EngineInfo
+    attention_status: Attention | None
+    """What computes attention, and why; None: not known."""
 
     @property
     def adapter_revisions(self) -> Mapping[str, str]:

@@ -22,6 +22,7 @@ from jaxctx.errors import Unavailable
 from jaxctx.rpc import CHANNEL_OPTIONS, from_rpc_error
 from jaxctx.types import (
     AdapterInfo,
+    Attention,
     ContextInfo,
     CreateContextRequest,
     EngineStats,
@@ -77,7 +78,7 @@ def engine_channel(address: str, credentials: grpc.ChannelCredentials | None) ->
 
 
 class RemoteEngine(ProgramEngine):
-    """An engine that listens at `address`. Its `info` is known once it was asked for its `stats`.
+    """An engine that listens at `address`. `info` and `attention_status` are known once it was asked for its `stats`.
 
     Its stubs (`contexts`, `snapshots`, `models`, `admin`) are for frontends that pass messages on as they are:
     `await engine.call(engine.contexts.Plan, caller, request)`.
@@ -96,6 +97,7 @@ class RemoteEngine(ProgramEngine):
 
         An engine that does not report its load within `silence_s` is taken for lost. Call `aclose` at the end.
         """
+        self.attention_status: Attention | None = None
         self._channel = engine_channel(address, credentials)
         self.contexts = context_service_pb2_grpc.ContextServiceStub(self._channel)
         self.snapshots = snapshot_service_pb2_grpc.SnapshotServiceStub(self._channel)
@@ -126,6 +128,7 @@ class RemoteEngine(ProgramEngine):
         engine = convert.engine_status_from_proto(response.engines[0])
         self.info = engine.info
         self._adapter_revisions = engine.adapters
+        self.attention_status = engine.attention
         return engine.stats
 
     async def clear_cache(self, caller: Caller) -> int:

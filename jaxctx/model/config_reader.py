@@ -29,7 +29,9 @@ LIMITS: Mapping[str, int] = {
     "max_position_embeddings": 2**24,  # 10,485,760; RoPE's positions are float32, which has no odd numbers beyond
     "original_max_position_embeddings": 2**24,
     "sliding_window": 2**31 - 1,  # larger than all positions: no window
-    "max_window_layers": 2**31 - 1,  # likewise beyond the layers
+    "sliding_window_pattern": 2**31 - 1,  # likewise beyond the layers: all of them slide
+    "no_rope_layer_interval": 2**31 - 1,  # beyond the layers: all of them rotate
+    "max_window_layers": 2**31 - 1,  # beyond the layers: none of them slides
 }
 JSON_BYTES = 64 << 20  # the largest published index of shards, and the largest configuration, take a few megabytes
 

@@ -27,7 +27,7 @@ from jaxctx.model.config import AdapterSlots, ModelConfig
 from jaxctx.model.interface import AttentionBackend
 from jaxctx.model.layers.decoder_layer import LAYERS, DecoderLayer, block_norm
 from jaxctx.model.layers.linear import AdapterColumns, Create, Linear
-from jaxctx.model.layers.rope import RopeCosSin, cos_sin, inverse_frequencies
+from jaxctx.model.layers.rope import RopeCosSin, cos_sin
 
 
 class Decoder(nnx.Module):
@@ -63,18 +63,21 @@ class Decoder(nnx.Module):
         columns = None
         if adapters is not None and config.adapters is not None:
             columns = adapter_columns(adapters, config.adapters)
-        ropes = tuple(dict.fromkeys(config.attention_of(layer).rope for layer in range(config.layers)))
+        of_layer = [config.attention_of(layer).rope for layer in range(config.layers)]
+        ropes = tuple(rope for rope in dict.fromkeys(of_layer) if rope is not None)
         # The barrier keeps XLA from computing sines and cosines anew in every layer, fused into what uses them.
         rotations: tuple[RopeCosSin, ...] = lax.optimization_barrier(
-            tuple(cos_sin(inverse_frequencies(rope, config.head_dim), positions) for rope in ropes)
+            tuple(cos_sin(rope, config.head_dim, positions) for rope in ropes)
         )
         x = jnp.take(self.embed_tokens.weight[...], tokens, axis=0, mode="clip").astype(jnp.float32)
-        x = x if config.embedding_scale == 1.0 else x * config.embedding_scale
+        if config.embedding_scale != 1.0:
+            # As narrow as in training: of a width of 3072, 55.5 in bfloat16, and not 55.43.
+            x = x * jnp.asarray(config.embedding_scale, self.embed_tokens.weight.dtype).astype(jnp.float32)
 
         split_layers = [nnx.split(layer) for layer in self.layers]
         before = [
-            partial(layer_before_attention, graph, ropes.index(config.attention_of(layer).rope), state)
-            for layer, (graph, state) in enumerate(split_layers)
+            partial(layer_before_attention, graph, None if rope is None else ropes.index(rope), state)
+            for rope, (graph, state) in zip(of_layer, split_layers, strict=True)
         ]
         after = [partial(layer_after_attention, graph, kv.mesh, state) for graph, state in split_layers]
 
@@ -98,7 +101,9 @@ class Decoder(nnx.Module):
     def logits(self, hidden: Float32[Array, "rows embed"]) -> Float32[Array, "rows vocab"]:
         """Logits of each row over the vocabulary; the embedding is the head of a model with tied embeddings."""
         logits = (self.lm_head or self.embed_tokens)(hidden)
-        return logits if self.config.logits_scale == 1.0 else logits * self.config.logits_scale
+        scale, cap = self.config.logits_scale, self.config.logits_soft_cap
+        logits = logits if scale == 1.0 else logits * scale
+        return logits if cap is None else jnp.tanh(logits / cap) * cap
 
 
 def adapter_columns(slots: Int32[Array, " rows"], adapters: AdapterSlots) -> AdapterColumns:
@@ -116,15 +121,15 @@ def select_and_call(index: int | jax.Array, functions: Sequence[Callable[..., An
 @partial(jax.jit, static_argnums=(0, 1))
 def layer_before_attention(
     graph: Any,
-    rope: int,
+    rope: int | None,
     state: Any,
     x: jax.Array,
     rotations: tuple[RopeCosSin, ...],
     columns: AdapterColumns | None,
 ) -> tuple[jax.Array, ...]:
-    """See `DecoderLayer.before_attention`; the layer's rotation is that of index `rope`."""
+    """See `DecoderLayer.before_attention`; the layer's rotation is that of index `rope`; None: it has none."""
     layer: DecoderLayer = nnx.merge(graph, state)
-    return layer.before_attention(x, rotations[rope], columns)
+    return layer.before_attention(x, None if rope is None else rotations[rope], columns)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

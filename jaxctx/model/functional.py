@@ -78,9 +78,8 @@ class DecoderModel:
     def max_positions(self) -> int:
         return self.config.max_positions
 
-    @property
-    def attention_window(self) -> int | None:
-        return None if self.config.declared_positions is None else self.config.max_positions
+    def context_reason(self, tokens: int) -> str:
+        return self.config.context_reason(tokens)
 
     @property
     def adapter_slots(self) -> AdapterSlots | None:
@@ -121,7 +120,17 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
     matrix = decoder.layers[0].self_attn.q_proj
     config = decoder.config
     group = config.heads // config.kv_heads
-    kv = KVSpec(config.layers, config.kv_heads, config.head_dim, kv_dtype or dtype, group)
+    windows = tuple(config.attention_of(layer).window for layer in range(config.layers))
+    windows = () if set(windows) == {None} else windows
+    kv = KVSpec(
+        config.layers,
+        config.kv_heads,
+        config.head_dim,
+        kv_dtype or dtype,
+        group,
+        windows=windows,
+        soft_cap=config.scores_soft_cap,
+    )
     weights_dtype, matmul_dtype = _dtype(matrix.weight), matrix.matmul_dtype or dtype
     return DecoderModel(config, dtype, weights_dtype, matmul_dtype, kv, specs, merge), tuple(leaves)
 

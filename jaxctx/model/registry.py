@@ -10,11 +10,31 @@ from jaxctx.model.config import ModelConfig
 from jaxctx.model.config_reader import Reader, shown
 from jaxctx.model.families.family import Family
 from jaxctx.model.families.fields import refuse_unknown
+from jaxctx.model.families.gemma import GEMMA, GEMMA2, GEMMA3
+from jaxctx.model.families.granite import GRANITE
 from jaxctx.model.families.llama import LLAMA
 from jaxctx.model.families.mistral import MISTRAL
+from jaxctx.model.families.olmo import OLMO2, OLMO3
+from jaxctx.model.families.phi3 import PHI3
 from jaxctx.model.families.qwen import QWEN2, QWEN3
+from jaxctx.model.families.smollm3 import SMOLLM3
 
-FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+_EVERY = (
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    OLMO2,
+    OLMO3,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+)
+
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _EVERY}
 
 
 def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from jaxctx.v1 import rules_pb2 as jaxctx_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1djaxctx/v1/admin_service.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"\xba\x03\n\nEngineInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nparameters\x18\x04 \x01(\x03\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\x05\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x13\n\x0bpages_total\x18\x08 \x01(\x03\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x10\n\x08kv_dtype\x18\n \x01(\t\x12\x11\n\tmax_batch\x18\x0b \x01(\x05\x12\x10\n\x08platform\x18\x0c \x01(\t\x12-\n\x04mesh\x18\r \x03(\x0b\x32\x1f.jaxctx.v1.EngineInfo.MeshEntry\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x0e \x01(\x05\x12\x15\n\rweights_dtype\x18\x0f \x01(\t\x12\x15\n\radapter_slots\x18\x10 \x01(\x05\x12\x14\n\x0c\x61\x64\x61pter_rank\x18\x11 \x01(\x05\x1a+\n\tMeshEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\xf3\x05\n\x0b\x45ngineStats\x12\x13\n\x0bpages_total\x18\x01 \x01(\x03\x12\x12\n\npages_free\x18\x02 \x01(\x03\x12\x14\n\x0cpages_cached\x18\x03 \x01(\x03\x12\x12\n\npages_held\x18\x04 \x01(\x03\x12\x16\n\x0epages_reserved\x18\x05 \x01(\x03\x12\x10\n\x08\x63ontexts\x18\x06 \x01(\x03\x12\x0f\n\x07running\x18\x07 \x01(\x03\x12\x0f\n\x07waiting\x18\x08 \x01(\x03\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\r\n\x05steps\x18\n \x01(\x03\x12\x17\n\x0ftokens_computed\x18\x0b \x01(\x03\x12\x15\n\rtokens_cached\x18\x0c \x01(\x03\x12\x18\n\x10tokens_generated\x18\r \x01(\x03\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x03\x12\x13\n\x0bsuspensions\x18\x0f \x01(\x03\x12 \n\x18\x63ompilations_after_ready\x18\x10 \x01(\x03\x12\x17\n\x0ftokens_restored\x18\x11 \x01(\x03\x12\x18\n\x10host_pages_total\x18\x12 \x01(\x03\x12\x17\n\x0fhost_pages_used\x18\x13 \x01(\x03\x12\x18\n\x10\x64isk_pages_total\x18\x14 \x01(\x03\x12\x17\n\x0f\x64isk_pages_used\x18\x15 \x01(\x03\x12\x11\n\tsnapshots\x18\x16 \x01(\x03\x12\x14\n\x0cpublications\x18\x17 \x01(\x03\x12\x0f\n\x07\x65xpired\x18\x18 \x01(\x03\x12\x16\n\x0etokens_drafted\x18\x19 \x01(\x03\x12\x17\n\x0ftokens_accepted\x18\x1a \x01(\x03\x12\x16\n\x0etokens_queried\x18\x1b \x01(\x03\x12\x15\n\rprompt_tokens\x18\x1c \x01(\x03\x12\x19\n\x11requests_admitted\x18\x1d \x01(\x03\x12\x15\n\rqueue_seconds\x18\x1e \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x1f \x01(\x01\x12\x1b\n\x13\x66unctions_compiling\x18  \x01(\x03\x12\x10\n\x08\x61\x64\x61pters\x18! \x01(\x03\"o\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x12\n\nparameters\x18\x04 \x01(\x03\x12\x10\n\x08\x63ontexts\x18\x05 \x01(\x03\x12\x10\n\x08unloaded\x18\x06 \x01(\x08\"\xd8\x01\n\x06\x45ngine\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.jaxctx.v1.EngineInfo\x12%\n\x05stats\x18\x02 \x01(\x0b\x32\x16.jaxctx.v1.EngineStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x31\n\x08\x61\x64\x61pters\x18\x05 \x03(\x0b\x32\x1f.jaxctx.v1.Engine.AdaptersEntry\x1a/\n\rAdaptersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x11\n\x0fGetStatsRequest\"6\n\x10GetStatsResponse\x12\"\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x11.jaxctx.v1.Engine\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x13\n\x11\x43learCacheRequest\"+\n\x12\x43learCacheResponse\x12\x15\n\rpages_dropped\x18\x01 \x01(\x03\"a\n\x12LoadAdapterRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12\x1a\n\tdirectory\x18\x02 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x19\n\x08model_id\x18\x03 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\":\n\x13LoadAdapterResponse\x12#\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Adapter\",\n\x14UnloadAdapterRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\"<\n\x15UnloadAdapterResponse\x12#\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Adapter\"\x15\n\x13ListAdaptersRequest\"K\n\x14ListAdaptersResponse\x12$\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x12.jaxctx.v1.Adapter\x12\r\n\x05slots\x18\x02 \x01(\x05\x32\xdd\x03\n\x0c\x41\x64minService\x12H\n\x08GetStats\x12\x1a.jaxctx.v1.GetStatsRequest\x1a\x1b.jaxctx.v1.GetStatsResponse\"\x03\x90\x02\x01\x12:\n\x05\x44rain\x12\x17.jaxctx.v1.DrainRequest\x1a\x18.jaxctx.v1.DrainResponse\x12I\n\nClearCache\x12\x1c.jaxctx.v1.ClearCacheRequest\x1a\x1d.jaxctx.v1.ClearCacheResponse\x12L\n\x0bLoadAdapter\x12\x1d.jaxctx.v1.LoadAdapterRequest\x1a\x1e.jaxctx.v1.LoadAdapterResponse\x12R\n\rUnloadAdapter\x12\x1f.jaxctx.v1.UnloadAdapterRequest\x1a .jaxctx.v1.UnloadAdapterResponse\x12T\n\x0cListAdapters\x12\x1e.jaxctx.v1.ListAdaptersRequest\x1a\x1f.jaxctx.v1.ListAdaptersResponse\"\x03\x90\x02\x01\x1a\x04\xf0\xd0*\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1djaxctx/v1/admin_service.proto\x12\tjaxctx.v1\x1a\x15jaxctx/v1/rules.proto\"\xba\x03\n\nEngineInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nparameters\x18\x04 \x01(\x03\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\x05\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x13\n\x0bpages_total\x18\x08 \x01(\x03\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x10\n\x08kv_dtype\x18\n \x01(\t\x12\x11\n\tmax_batch\x18\x0b \x01(\x05\x12\x10\n\x08platform\x18\x0c \x01(\t\x12-\n\x04mesh\x18\r \x03(\x0b\x32\x1f.jaxctx.v1.EngineInfo.MeshEntry\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x0e \x01(\x05\x12\x15\n\rweights_dtype\x18\x0f \x01(\t\x12\x15\n\radapter_slots\x18\x10 \x01(\x05\x12\x14\n\x0c\x61\x64\x61pter_rank\x18\x11 \x01(\x05\x1a+\n\tMeshEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\xf3\x05\n\x0b\x45ngineStats\x12\x13\n\x0bpages_total\x18\x01 \x01(\x03\x12\x12\n\npages_free\x18\x02 \x01(\x03\x12\x14\n\x0cpages_cached\x18\x03 \x01(\x03\x12\x12\n\npages_held\x18\x04 \x01(\x03\x12\x16\n\x0epages_reserved\x18\x05 \x01(\x03\x12\x10\n\x08\x63ontexts\x18\x06 \x01(\x03\x12\x0f\n\x07running\x18\x07 \x01(\x03\x12\x0f\n\x07waiting\x18\x08 \x01(\x03\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\r\n\x05steps\x18\n \x01(\x03\x12\x17\n\x0ftokens_computed\x18\x0b \x01(\x03\x12\x15\n\rtokens_cached\x18\x0c \x01(\x03\x12\x18\n\x10tokens_generated\x18\r \x01(\x03\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x03\x12\x13\n\x0bsuspensions\x18\x0f \x01(\x03\x12 \n\x18\x63ompilations_after_ready\x18\x10 \x01(\x03\x12\x17\n\x0ftokens_restored\x18\x11 \x01(\x03\x12\x18\n\x10host_pages_total\x18\x12 \x01(\x03\x12\x17\n\x0fhost_pages_used\x18\x13 \x01(\x03\x12\x18\n\x10\x64isk_pages_total\x18\x14 \x01(\x03\x12\x17\n\x0f\x64isk_pages_used\x18\x15 \x01(\x03\x12\x11\n\tsnapshots\x18\x16 \x01(\x03\x12\x14\n\x0cpublications\x18\x17 \x01(\x03\x12\x0f\n\x07\x65xpired\x18\x18 \x01(\x03\x12\x16\n\x0etokens_drafted\x18\x19 \x01(\x03\x12\x17\n\x0ftokens_accepted\x18\x1a \x01(\x03\x12\x16\n\x0etokens_queried\x18\x1b \x01(\x03\x12\x15\n\rprompt_tokens\x18\x1c \x01(\x03\x12\x19\n\x11requests_admitted\x18\x1d \x01(\x03\x12\x15\n\rqueue_seconds\x18\x1e \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x1f \x01(\x01\x12\x1b\n\x13\x66unctions_compiling\x18  \x01(\x03\x12\x10\n\x08\x61\x64\x61pters\x18! \x01(\x03\"o\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x12\n\nparameters\x18\x04 \x01(\x03\x12\x10\n\x08\x63ontexts\x18\x05 \x01(\x03\x12\x10\n\x08unloaded\x18\x06 \x01(\x08\"\\\n\tAttention\x12\x16\n\x0eimplementation\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rwhy_no_kernel\x18\x03 \x01(\t\x12\x10\n\x08\x63ompared\x18\x04 \x01(\t\"\x81\x02\n\x06\x45ngine\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.jaxctx.v1.EngineInfo\x12%\n\x05stats\x18\x02 \x01(\x0b\x32\x16.jaxctx.v1.EngineStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\'\n\tattention\x18\x05 \x01(\x0b\x32\x14.jaxctx.v1.Attention\x12\x31\n\x08\x61\x64\x61pters\x18\x06 \x03(\x0b\x32\x1f.jaxctx.v1.Engine.AdaptersEntry\x1a/\n\rAdaptersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x11\n\x0fGetStatsRequest\"6\n\x10GetStatsResponse\x12\"\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x11.jaxctx.v1.Engine\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x13\n\x11\x43learCacheRequest\"+\n\x12\x43learCacheResponse\x12\x15\n\rpages_dropped\x18\x01 \x01(\x03\"a\n\x12LoadAdapterRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\x12\x1a\n\tdirectory\x18\x02 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x19\n\x08model_id\x18\x03 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\":\n\x13LoadAdapterResponse\x12#\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Adapter\",\n\x14UnloadAdapterRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\xf2\xd0*\x02X\x01\"<\n\x15UnloadAdapterResponse\x12#\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x12.jaxctx.v1.Adapter\"\x15\n\x13ListAdaptersRequest\"K\n\x14ListAdaptersResponse\x12$\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x12.jaxctx.v1.Adapter\x12\r\n\x05slots\x18\x02 \x01(\x05\x32\xdd\x03\n\x0c\x41\x64minService\x12H\n\x08GetStats\x12\x1a.jaxctx.v1.GetStatsRequest\x1a\x1b.jaxctx.v1.GetStatsResponse\"\x03\x90\x02\x01\x12:\n\x05\x44rain\x12\x17.jaxctx.v1.DrainRequest\x1a\x18.jaxctx.v1.DrainResponse\x12I\n\nClearCache\x12\x1c.jaxctx.v1.ClearCacheRequest\x1a\x1d.jaxctx.v1.ClearCacheResponse\x12L\n\x0bLoadAdapter\x12\x1d.jaxctx.v1.LoadAdapterRequest\x1a\x1e.jaxctx.v1.LoadAdapterResponse\x12R\n\rUnloadAdapter\x12\x1f.jaxctx.v1.UnloadAdapterRequest\x1a .jaxctx.v1.UnloadAdapterResponse\x12T\n\x0cListAdapters\x12\x1e.jaxctx.v1.ListAdaptersRequest\x1a\x1f.jaxctx.v1.ListAdaptersResponse\"\x03\x90\x02\x01\x1a\x04\xf0\xd0*\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -58,34 +58,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINESTATS']._serialized_end=1268
   _globals['_ADAPTER']._serialized_start=1270
   _globals['_ADAPTER']._serialized_end=1381
-  _globals['_ENGINE']._serialized_start=1384
-  _globals['_ENGINE']._serialized_end=1600
-  _globals['_ENGINE_ADAPTERSENTRY']._serialized_start=1553
-  _globals['_ENGINE_ADAPTERSENTRY']._serialized_end=1600
-  _globals['_GETSTATSREQUEST']._serialized_start=1602
-  _globals['_GETSTATSREQUEST']._serialized_end=1619
-  _globals['_GETSTATSRESPONSE']._serialized_start=1621
-  _globals['_GETSTATSRESPONSE']._serialized_end=1675
-  _globals['_DRAINREQUEST']._serialized_start=1677
-  _globals['_DRAINREQUEST']._serialized_end=1691
-  _globals['_DRAINRESPONSE']._serialized_start=1693
-  _globals['_DRAINRESPONSE']._serialized_end=1708
-  _globals['_CLEARCACHEREQUEST']._serialized_start=1710
-  _globals['_CLEARCACHEREQUEST']._serialized_end=1729
-  _globals['_CLEARCACHERESPONSE']._serialized_start=1731
-  _globals['_CLEARCACHERESPONSE']._serialized_end=1774
-  _globals['_LOADADAPTERREQUEST']._serialized_start=1776
-  _globals['_LOADADAPTERREQUEST']._serialized_end=1873
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=1875
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=1933
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1935
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1979
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1981
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=2041
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=2043
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=2064
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=2066
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=2141
-  _globals['_ADMINSERVICE']._serialized_start=2144
-  _globals['_ADMINSERVICE']._serialized_end=2621
+  _globals['_ATTENTION']._serialized_start=1383
+  _globals['_ATTENTION']._serialized_end=1475
+  _globals['_ENGINE']._serialized_start=1478
+  _globals['_ENGINE']._serialized_end=1735
+  _globals['_ENGINE_ADAPTERSENTRY']._serialized_start=1688
+  _globals['_ENGINE_ADAPTERSENTRY']._serialized_end=1735
+  _globals['_GETSTATSREQUEST']._serialized_start=1737
+  _globals['_GETSTATSREQUEST']._serialized_end=1754
+  _globals['_GETSTATSRESPONSE']._serialized_start=1756
+  _globals['_GETSTATSRESPONSE']._serialized_end=1810
+  _globals['_DRAINREQUEST']._serialized_start=1812
+  _globals['_DRAINREQUEST']._serialized_end=1826
+  _globals['_DRAINRESPONSE']._serialized_start=1828
+  _globals['_DRAINRESPONSE']._serialized_end=1843
+  _globals['_CLEARCACHEREQUEST']._serialized_start=1845
+  _globals['_CLEARCACHEREQUEST']._serialized_end=1864
+  _globals['_CLEARCACHERESPONSE']._serialized_start=1866
+  _globals['_CLEARCACHERESPONSE']._serialized_end=1909
+  _globals['_LOADADAPTERREQUEST']._serialized_start=1911
+  _globals['_LOADADAPTERREQUEST']._serialized_end=2008
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=2010
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=2068
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=2070
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=2114
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=2116
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=2176
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=2178
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=2199
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=2201
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=2276
+  _globals['_ADMINSERVICE']._serialized_start=2279
+  _globals['_ADMINSERVICE']._serialized_end=2756
 # @@protoc_insertion_point(module_scope)

@@ -301,6 +301,38 @@ class Adapter(google.protobuf.message.Message):
 global___Adapter = Adapter
 
 @typing.final
+class Attention(google.protobuf.message.Message):
+    """What computes attention of an engine, and why."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IMPLEMENTATION_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    WHY_NO_KERNEL_FIELD_NUMBER: builtins.int
+    COMPARED_FIELD_NUMBER: builtins.int
+    implementation: builtins.str
+    """"reference", which is plain JAX, or a kernel: "gpu", "mma" or "tpu"."""
+    reason: builtins.str
+    """"checked", "unchecked", "platform", "requested", "no_kernel", "differs", "does_not_compile", "crashed" or
+    "never_ends", as the metric `jaxctx_attention_info` has them. There may be more.
+    """
+    why_no_kernel: builtins.str
+    """Where a kernel would be faster: a clause that says why there is none. Else empty."""
+    compared: builtins.str
+    """A clause about the comparison with the reference. Empty: there was none."""
+    def __init__(
+        self,
+        *,
+        implementation: builtins.str = ...,
+        reason: builtins.str = ...,
+        why_no_kernel: builtins.str = ...,
+        compared: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compared", b"compared", "implementation", b"implementation", "reason", b"reason", "why_no_kernel", b"why_no_kernel"]) -> None: ...
+
+global___Attention = Attention
+
+@typing.final
 class Engine(google.protobuf.message.Message):
     """One engine."""
 
@@ -326,6 +358,7 @@ class Engine(google.protobuf.message.Message):
     STATS_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
+    ATTENTION_FIELD_NUMBER: builtins.int
     ADAPTERS_FIELD_NUMBER: builtins.int
     address: builtins.str
     """Of a router's engine: where it listens. Empty: it is in the process that answers."""
@@ -342,6 +375,10 @@ class Engine(google.protobuf.message.Message):
         """How loaded it is."""
 
     @property
+    def attention(self) -> global___Attention:
+        """What computes its attention, and why."""
+
+    @property
     def adapters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """The names of the adapters that are loaded, and the digest of the content of each."""
 
@@ -352,10 +389,11 @@ class Engine(google.protobuf.message.Message):
         stats: global___EngineStats | None = ...,
         address: builtins.str = ...,
         epoch: builtins.int = ...,
+        attention: global___Attention | None = ...,
         adapters: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "address", b"address", "epoch", b"epoch", "info", b"info", "stats", b"stats"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["attention", b"attention", "info", b"info", "stats", b"stats"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "address", b"address", "attention", b"attention", "epoch", b"epoch", "info", b"info", "stats", b"stats"]) -> None: ...
 
 global___Engine = Engine
 

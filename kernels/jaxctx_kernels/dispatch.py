@@ -51,6 +51,9 @@ OLDEST_GPU = 8  # the first number of the compute capability of Ampere, whose in
 LARGEST_GROUP = 64  # query heads of a KV head that fit into a product of the kernels for GPUs
 
 
+WITHOUT_WINDOWS: tuple[KernelName, ...] = ("gpu", "mma")  # kernels that know no sliding windows and no soft caps
+
+
 class KernelChoice(NamedTuple):
     """What computes attention on a device, and why it is not a kernel where that would be faster."""
 
@@ -60,15 +63,26 @@ class KernelChoice(NamedTuple):
 
 
 def select_kernel(
-    device: Any, pages: Any, group: int = 1, *, rows: int = 1, max_context_tokens: int = 1
+    device: Any,
+    pages: Any,
+    group: int = 1,
+    *,
+    rows: int = 1,
+    max_context_tokens: int = 1,
+    windowed: bool = False,
+    capped: bool = False,
 ) -> KernelChoice:
     """What computes attention over such pages on `device`: its own kernel if that can read them, else the reference.
 
     `device`: of JAX, or described like one: its `platform`, and of a GPU its `compute_capability`, decide; a GPU's
     `core_count` says how many processors it has. `pages`: keys (or values), as arrays or ShapeDtypeStructs. `group`:
     how many query heads read a KV head. `rows`: of the largest step, and `max_context_tokens` of a context in it,
-    since a TPU's scalar memory limits both. What is chosen never refuses such arrays.
+    since a TPU's scalar memory limits both. `windowed`, `capped`: whether any layer has a sliding window, or a soft cap
+    of scores. What is chosen never refuses such arrays.
     """
+    if device.platform == "gpu" and (windowed or capped):
+        needs = "sliding windows" if windowed else "a soft cap of scores"
+        return KernelChoice("reference", f"the model has {needs}, which kernels of GPUs do not know yet")
     if device.platform == "gpu":
         choice = select_gpu_kernel(device.compute_capability, pages, group)
         return choice._replace(processors=getattr(device, "core_count", HOPPER_PROCESSORS))
@@ -105,7 +119,9 @@ def select_tpu_kernel(pages: Any, group: int, rows: int, max_context_tokens: int
     return KernelChoice("tpu")
 
 
-@partial(jax.jit, static_argnames="shape")  # layers of a step, and programs of one shape, share a trace; XLA inlines it
+@partial(
+    jax.jit, static_argnames=("shape", "soft_cap")
+)  # layers of a step, and programs of one shape, share a trace; XLA inlines it
 def attend(
     q: Float[Array, "rows heads head_dim"],
     k_pages: KVPages,
@@ -114,8 +130,12 @@ def attend(
     mask: Bool[Array, "rows indices"] | None = None,
     *,
     shape: MetadataShape,
+    soft_cap: float | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """Softmax attention, scale head_dim**-0.5, of every row over the tokens that `metadata` and `mask` let it see.
+
+    Of these a row sees the last ones only where `shape` has a window. `soft_cap`: scaled scores become
+    cap * tanh(score / cap), before what a row does not see is left out; None: they stay as they are.
 
     Query heads `h * group .. h * group + group - 1` read KV head h. Rows that see no token return zeros. No value of a
     slot that no row sees reaches the result, not even NaN, and no row's NaN reaches a row of another sequence. Under a
@@ -125,6 +145,8 @@ def attend(
     Raises ValueError if the kernel of `shape` is not made for these arrays.
     """
     # Kernels are imported where they are used: those of GPUs need JAX 0.11, and a CPU needs none.
+    if mask is None and shape.kernel in WITHOUT_WINDOWS and not (shape.window is None and soft_cap is None):
+        raise ValueError(f"the kernel {shape.kernel} knows no sliding windows and no soft cap of scores")
     if shape.kernel == "gpu" and mask is None:
         from jaxctx_kernels import mosaic_hopper
 
@@ -136,8 +158,8 @@ def attend(
     if shape.kernel == "tpu" and mask is None:
         from jaxctx_kernels import pallas_tpu
 
-        return pallas_tpu.attend(q, k_pages, v_pages, metadata, shape=shape)
-    return reference.attend(q, k_pages, v_pages, metadata, mask, shape=shape)
+        return pallas_tpu.attend(q, k_pages, v_pages, metadata, shape=shape, soft_cap=soft_cap)
+    return reference.attend(q, k_pages, v_pages, metadata, mask, shape=shape, soft_cap=soft_cap)
 
 
 def write_rows(

@@ -16,6 +16,15 @@ An item is five numbers (`Item`). What a single row sees of it follows from the 
 the metadata is small, items are counted and not padded to a bucket, and no shape of tree compiles anything. This module
 is numpy only; it never touches a device and never sees a token, key or value.
 
+Layers with a sliding window have a work list of their own. Pages that are before the window of all rows of a sequence
+are left out of it, pages that some reader of a shared prefix sees are read once, and a row's own window cuts exactly:
+it ends where the row does, so that its length, which is part of the shape, says all.
+
+    window of 40 tokens, pages of 16       page   0    1    2    3    4    5
+    row A at position 85                          -    -    ▐█   ██   ██   █▌      sees 46 … 85
+    row B at position 70                          -    ▐█   ██   ██   █▌           sees 31 … 70
+    the prefix that they share: pages 1 to 3, both rows; page 1 of it hides nothing of A, which sees none of it
+
     build_attention_metadata
       check_segments           refuse what would be silently wrong
       sort_by_pages            sequences that share leading pages become neighbours
@@ -95,14 +104,16 @@ class Segment:
     """One sequence's part in this step.
 
     Its rows are `first_row .. first_row + rows - 1` of the batch; row `first_row + r` is the token at absolute position
-    `position + r` and sees tokens `0 .. position + r`. `pages` int32: physical page ids in order, covering at least
-    `position + rows` tokens; what lies past those is not read.
+    `position + r` and sees tokens `0 .. position + r`, or the last of these, see `MetadataShape.window`. `pages` int32:
+    physical page ids in order, covering at least `position + rows` tokens; what lies past those is not read. Neither
+    are pages that end before `first_token`, at most `position`: a mask hides these tokens from all rows.
     """
 
     first_row: int
     rows: int
     position: int
     pages: Int32s
+    first_token: int = 0
 
 
 class ItemClass(NamedTuple):
@@ -147,6 +158,7 @@ class MetadataShape:
     share_tokens: int  # see SHARE_TOKENS
     kernel: KernelName  # what computes the attention
     processors: int  # of the device; kernels of GPUs cut a step's work into a part, or two, for each
+    window: int | None = None  # tokens that a row sees at most, the last ones up to itself; None: all up to itself
 
     def size(self) -> int:
         """How many int32 the packed metadata takes: class ends, three per row, the items, the page list."""
@@ -173,6 +185,15 @@ class PrefixRanges(NamedTuple):
     stop_token: list[int]  # no row sees a token at this position or later
     position: list[int]  # of the first row, where all rows belong to one sequence; else MANY_SEQUENCES
     pages: list[Int32s]
+
+
+class SharedNode(NamedTuple):
+    """A node of the page tree, less what nobody below it sees: the last of its pages, up to the node's end."""
+
+    first: int  # sorted segment that sees some of it
+    stop: int  # behind the last such segment
+    begin: int  # first page that any of them sees
+    pages_saved: int  # reads of a page, if it is read once for all of them
 
 
 class NumberedClass(NamedTuple):
@@ -211,8 +232,11 @@ def metadata_shape(
     pool_pages: int,
     kernel: KernelName = "reference",
     processors: int = HOPPER_PROCESSORS,
+    window: int | None = None,
 ) -> MetadataShape:
     """The shape that fits every batch of up to `rows` rows over contexts of up to `max_context_tokens` tokens.
+
+    `window`: how many tokens a row sees at most, see `MetadataShape`.
 
     It cannot overflow where a page has one place in one chain of pages, as pages of a prefix tree do. There are at most
     `rows` segments, so at most `rows` leaves and `rows - 1` inner nodes in the page tree. A page is listed once for the
@@ -220,17 +244,22 @@ def metadata_shape(
     less than `share_tokens`, so adds fewer than `share_tokens / page_size` entries. A node's pages are split into items
     that are full but for the last, or for one long item's half of its width (see `assign_classes`). Hence
 
-        pages <= min(rows * max pages of a context, pool_pages + (rows - 1) * share_tokens / page_size)
+        pages <= min(rows * most pages that a row sees, pool_pages + (rows - 1) * share_tokens / page_size)
         items <= pages / (pages of a long item) + (nodes, at most 2 * rows - 1) * (shorter items in half a long one)
 
     Raises ValueError if a number is not positive.
     """
     if min(rows, page_size, max_context_tokens, pool_pages, processors) < 1:
         raise ValueError("rows, page_size, max_context_tokens, pool_pages and processors must be positive")
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window} tokens: a row sees itself")
+    row_pages = -(-max_context_tokens // page_size)  # that one row sees at most
     classes = item_classes(rows, page_size, kernel)
+    if window is not None:
+        row_pages = min(row_pages, -(-(window - 1) // page_size) + 1)
+        classes = item_classes(rows, page_size, kernel, row_pages)
     longest = {c.rows: c.pages for c in classes}  # of each width; classes are sorted, so that the last one stays
-    context_pages = -(-max_context_tokens // page_size)
-    pages = min(rows * context_pages, pool_pages + (rows - 1) * -(-SHARE_TOKENS // page_size))
+    pages = min(rows * row_pages, pool_pages + (rows - 1) * -(-SHARE_TOKENS // page_size))
     items = pages // min(longest.values()) + (2 * rows - 1) * most_short_items(classes)
     items += max(c.lanes[0] for c in classes)  # a tile reads so many items, wherever it starts
     return MetadataShape(
@@ -243,17 +272,24 @@ def metadata_shape(
         share_tokens=SHARE_TOKENS,
         kernel=kernel,
         processors=processors,
+        window=window,
     )
 
 
-def item_classes(rows: int, page_size: int, kernel: KernelName) -> tuple[ItemClass, ...]:
-    """The classes of a step of `rows` rows, by rising rows, then pages: no wider than the step needs."""
+def item_classes(rows: int, page_size: int, kernel: KernelName, row_pages: int | None = None) -> tuple[ItemClass, ...]:
+    """The classes of a step of `rows` rows, by rising rows, then pages: no wider than the step needs.
+
+    `row_pages`: how many pages a row sees at most, if that is less than a context has. Rows alone then need no items
+    that so many pages do not fill at least half.
+    """
     sizes = TILE_SIZES[kernel]
     widest = min((size.rows for size in sizes if size.rows >= rows), default=rows)
     lanes_of: dict[tuple[int, int], tuple[int, ...]] = {}  # by rows and pages, of which several sizes may have the same
     for size in sizes:
         if size.rows <= widest:
             key = min(size.rows, rows), max(1, size.tokens // page_size)
+            if row_pages is not None and size.rows == 1 and size != sizes[0] and key[1] - key[1] // 2 > row_pages:
+                continue
             lanes_of[key] = size.lanes if rows > 1 else (1,)
     return tuple(ItemClass(width, pages, lanes_of[width, pages]) for width, pages in sorted(lanes_of))
 
@@ -311,6 +347,8 @@ def check_segments(segments: Sequence[Segment], shape: MetadataShape) -> None:
             raise ValueError(f"a segment has {rows} rows at position {position}")
         if s.first_row < end:
             raise ValueError(f"row {s.first_row} is negative or belongs to two segments")
+        if not 0 <= s.first_token <= position:
+            raise ValueError(f"the row at position {position} sees itself, but tokens from {s.first_token} on")
         if len(pages) * page_size < position + rows or pages.dtype != INT32:
             raise ValueError(f"{len(pages)} pages of {pages.dtype} for {position + rows} tokens")
         end = s.first_row + rows
@@ -327,13 +365,24 @@ def sort_by_pages(segments: Sequence[Segment], page_size: int) -> tuple[list[Seg
     return [segments[i] for i in order], [used[i] for i in order]
 
 
+def first_pages(segments: Sequence[Segment], shape: MetadataShape) -> list[int]:
+    """How many leading pages of each segment none of its rows sees: the first row sees furthest back."""
+    page_size, window = shape.page_size, shape.window
+    if window is None:
+        return [s.first_token // page_size for s in segments]
+    return [max(s.first_token, s.position + 1 - window) // page_size for s in segments]
+
+
 def find_shared_prefixes(segments: Sequence[Segment], used_pages: Sequence[int], shape: MetadataShape) -> PrefixRanges:
     """Walk the page tree of sorted segments, and decide which nodes are read once for all segments below them.
 
-    A node is shared if (readers - 1) times its tokens reach `shape.share_tokens`; else its pages go to its children.
+    A node is shared if that saves reading `shape.share_tokens`; else its pages go to its children. Its pages are those
+    that some segment sees. Where all see all of them, (readers - 1) times its tokens are saved.
     """
     page_size, share_tokens = shape.page_size, shape.share_tokens
     common = common_with_previous(segments, used_pages)
+    begins = first_pages(segments, shape)
+    see_from_start = not any(begins)
     sorted_row = list(accumulate([s.rows for s in segments], initial=0))  # first of each segment, and the end
     stop_token = [s.position + s.rows for s in segments]
     ranges = PrefixRanges([], [], [], [], [], [])
@@ -344,22 +393,27 @@ def find_shared_prefixes(segments: Sequence[Segment], used_pages: Sequence[int],
         first, stop, depth = todo.pop()
         segment = segments[first]
         if stop - first == 1:  # a leaf
-            if depth < used_pages[first]:
+            begin = max(depth, begins[first])
+            if begin < used_pages[first]:
                 ranges.first_row.append(sorted_row[first])
                 ranges.rows.append(segment.rows)
-                ranges.first_token.append(depth * page_size)
+                ranges.first_token.append(begin * page_size)
                 ranges.stop_token.append(stop_token[first])
                 ranges.position.append(segment.position)
-                ranges.pages.append(segment.pages[depth : used_pages[first]])
+                ranges.pages.append(segment.pages[begin : used_pages[first]])
             continue
         shared = min(common[first + 1 : stop])  # pages that all of these segments begin with
-        if shared > depth and (stop - first - 1) * (shared - depth) * page_size >= share_tokens:
-            ranges.first_row.append(sorted_row[first])
-            ranges.rows.append(sorted_row[stop] - sorted_row[first])
-            ranges.first_token.append(depth * page_size)
+        if see_from_start:
+            node = SharedNode(first, stop, depth, (stop - first - 1) * (shared - depth))
+        else:
+            node = trim_node(begins, first, stop, depth, shared)
+        if shared > depth and node.pages_saved * page_size >= share_tokens:
+            ranges.first_row.append(sorted_row[node.first])
+            ranges.rows.append(sorted_row[node.stop] - sorted_row[node.first])
+            ranges.first_token.append(node.begin * page_size)
             ranges.stop_token.append(max(stop_token[first:stop]))
             ranges.position.append(MANY_SEQUENCES)
-            ranges.pages.append(segment.pages[depth:shared])
+            ranges.pages.append(segment.pages[node.begin : shared])
             depth = shared
         child = first  # first segment of the child that is not yet listed
         for i in range(first + 1, stop):
@@ -368,6 +422,18 @@ def find_shared_prefixes(segments: Sequence[Segment], used_pages: Sequence[int],
                 child = i
         todo.append((child, stop, depth))
     return ranges
+
+
+def trim_node(begins: Sequence[int], first: int, stop: int, depth: int, shared: int) -> SharedNode:
+    """What sorted segments `first .. stop - 1` see of the pages `depth .. shared - 1` that all of them begin with.
+
+    `begins`: the first page that each segment sees.
+    """
+    readers = [i for i in range(first, stop) if begins[i] < shared]
+    if not readers:
+        return SharedNode(first, stop, shared, 0)
+    seen = [shared - max(depth, begins[i]) for i in readers]
+    return SharedNode(readers[0], readers[-1] + 1, shared - max(seen), sum(seen) - max(seen))
 
 
 def common_with_previous(segments: Sequence[Segment], used_pages: Sequence[int]) -> list[int]:
@@ -434,7 +500,7 @@ def write_items(ranges: PrefixRanges, shape: MetadataShape, metadata: AttentionM
     count = sum(pieces.items)
     if count > shape.items:
         raise MetadataOverflow(f"{count} items are more than a tree of {shape.pool_pages} pages can need")
-    items, class_number = split_items(pieces, shape.page_size)
+    items, class_number = split_items(pieces, shape.page_size, shape.window)
     metadata.items[:, :count] = items
     metadata.class_ends[:] = np.bincount(class_number, minlength=len(shape.classes)).cumsum()
 
@@ -474,10 +540,10 @@ def assign_classes(ranges: PrefixRanges, shape: MetadataShape) -> Pieces:
     return pieces
 
 
-def split_items(pieces: Pieces, page_size: int) -> tuple[Item, Int64s]:
+def split_items(pieces: Pieces, page_size: int, window: int | None = None) -> tuple[Item, Int64s]:
     """Split pieces evenly into items. Returns the items, int64 `[items]` a field, and their classes in rising order.
 
-    Rows of a prompt chunk that see nothing of an item are left out of it.
+    Rows of a prompt chunk that see nothing of an item are left out of it. `window`: see `MetadataShape`.
     """
     table = np.array(pieces, np.int64)  # [fields, pieces]
     table = table.take(table[CLASS_NUMBER].argsort(kind="stable"), axis=1)  # sorting pieces also sorts their items
@@ -491,11 +557,16 @@ def split_items(pieces: Pieces, page_size: int) -> tuple[Item, Int64s]:
     first_token = piece.first_token + begin * page_size
     # Row r of a prompt chunk is at `position + r`, so that the first rows may end before the item's first token.
     unseeing_rows = np.maximum(first_token - piece.position, 0)
+    tokens = np.minimum((end - begin) * page_size, piece.stop_token - first_token)
+    stop_row = piece.rows
+    if window is not None:  # the last rows' windows may begin behind the item's last token
+        own = first_token + tokens + window - 1 - piece.position
+        stop_row = np.where(piece.position == MANY_SEQUENCES, piece.rows, np.minimum(piece.rows, own))
     items = Item(
         first_row=piece.first_row + unseeing_rows,
-        rows=piece.rows - unseeing_rows,
+        rows=stop_row - unseeing_rows,
         first_entry=piece.first_entry + begin,
-        tokens=np.minimum((end - begin) * page_size, piece.stop_token - first_token),
+        tokens=tokens,
         first_token=first_token,
     )
     return items, piece.class_number

@@ -17,6 +17,8 @@ If not all of this fits into VMEM, the outer grid takes a few KV heads at a time
 Heads narrower than the 128 lanes lie side by side in a page array (`kv_cache.kv_pages_struct`): a query is zero but in
 the lanes of its head, and takes those lanes of the output.
 
+With a sliding window (`MetadataShape.window`) a row may see nothing of an item, and keeps what it has then.
+
 Values of 8 bits are multiplied as bfloat16. Scores are then scaled by the keys' scales, and weights, before they are
 rounded, by the values': no key or value is written a second time.
 
@@ -28,7 +30,6 @@ the same metadata. Where the ideas came from: ragged paged attention (arXiv 2604
                       └─ attend_item ── attend_window ── attend_head
 """
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -41,7 +42,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jaxctx_kernels.kv_cache import LANES, KVPages, QuantizedKV, kv_values
 from jaxctx_kernels.metadata import ITEM_FIELDS, AttentionMetadata, Item, ItemClass, MetadataShape
-from jaxctx_kernels.reference import MASKED_SCORE, matmul
+from jaxctx_kernels.reference import LOG2_E, MASKED_SCORE, cap_scores, matmul
 
 Ref: TypeAlias = Any  # to memory of the device
 
@@ -53,6 +54,7 @@ VMEM_BYTES = 112 * 2**20  # of 128 MiB
 STATE_BYTES = 80 * 2**20  # of these, what `heads_at_once` counts; the rest is for intermediate results
 SMEM_BYTES = 1000 * 2**10  # of 1 MiB
 KEYS, VALUES = range(2)  # in pairs of them
+INT32_MAX = 2**31 - 1
 
 
 class Memory(NamedTuple):
@@ -85,6 +87,7 @@ class GridStep:
     shape: MetadataShape
     group: int  # query heads that read one row of lanes
     score_scale: float  # of scores in base 2
+    soft_cap: float | None  # see `dispatch.attend`
     item_count: jax.Array
     first_head: jax.Array
 
@@ -113,7 +116,7 @@ class Window:
     pages: int  # of the item's class
     rows: Any  # slice of the query rows
     row_numbers: Int32[Array, "rows one"]
-    inside: Bool[Array, "rows one"]  # which rows are the item's, and not of an earlier window
+    inside: Bool[Array, "rows one"]  # which rows see some of the item, and are not of an earlier window
     visible: Bool[Array, "rows tokens"]
 
 
@@ -124,6 +127,7 @@ def attend(
     metadata: AttentionMetadata,
     *,
     shape: MetadataShape,
+    soft_cap: float | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `dispatch.attend`.
 
@@ -146,7 +150,7 @@ def attend(
     of_heads = pl.BlockSpec((together, height, lanes), lambda block, *_: (block, 0, 0))
     pages = in_hbm((k_pages, v_pages))
     out = pl.pallas_call(
-        partial(kernel, shape=shape, group=group, score_scale=dim**-0.5 / math.log(2)),
+        partial(kernel, shape=shape, group=group, score_scale=dim**-0.5 * LOG2_E, soft_cap=soft_cap),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(stored_heads // together,),
@@ -254,6 +258,7 @@ def kernel(
     shape: MetadataShape,
     group: int,
     score_scale: float,
+    soft_cap: float | None,
 ) -> None:
     """The heads of one grid step, over all items. Arguments are refs as in `Memory`."""
     memory = Memory(
@@ -275,6 +280,7 @@ def kernel(
         shape,
         group,
         score_scale,
+        soft_cap,
         item_count=class_ends[len(shape.classes) - 1],
         first_head=pl.program_id(0) * query.shape[0],
     )
@@ -353,6 +359,33 @@ def clear_values(step: GridStep, tokens: jax.Array, slot: jax.Array, pages: int)
         ring[slot, :, page] = jnp.where(token < tokens, values.astype(jnp.float32), 0).astype(values.dtype)
 
 
+def clear_hidden_values(step: GridStep, item: Item, slot: jax.Array, width: int) -> None:
+    """Zero the values before the window of all rows of an item, read in windows of `width` query rows.
+
+    These are less than a page: the list begins where the first of the rows sees.
+    """
+    ring, window = kv_values(step.memory.rings[VALUES]), step.shape.window
+    if window is None or ring.dtype == jnp.int8:
+        return
+    begin, end = item.first_row * step.group, (item.first_row + item.rows) * step.group
+    base = begin // ROW_ALIGNMENT * ROW_ALIGNMENT
+
+    def least(number: jax.Array, seen: jax.Array) -> jax.Array:
+        """The fewest tokens that a row sees without its window, of rows of the item up to a window of query rows."""
+        low, row = window_rows(step, base + number * width, width)
+        inside = (row >= begin) & (row < end)
+        return jnp.minimum(seen, jnp.where(inside, step.memory.visible_tokens[pl.ds(low, width)], INT32_MAX).min())
+
+    seen = jax.lax.fori_loop(0, pl.cdiv(end - base, width), least, jnp.int32(INT32_MAX))
+    hidden = seen - window - item.first_token
+
+    @pl.when(hidden > 0)
+    def clear_page() -> None:
+        values = ring[slot, :, 0]
+        token = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
+        ring[slot, :, 0] = jnp.where(token >= hidden, values.astype(jnp.float32), 0).astype(values.dtype)
+
+
 def lay_out_scales(step: GridStep, slot: jax.Array, pages: int) -> None:
     """Bring the scales of an item's tokens, which the ring has page by page, side by side."""
     scales, page_size = step.memory.scales, step.page_size
@@ -375,6 +408,7 @@ def attend_item(step: GridStep, item_class: ItemClass, index: jax.Array) -> None
     if step.memory.scales is not None:
         lay_out_scales(step, slot, item_class.pages)
     width = -(-item_class.rows * step.group // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    clear_hidden_values(step, item, slot, width)
     first, end = item.first_row * step.group, (item.first_row + item.rows) * step.group  # query rows
     base = first // ROW_ALIGNMENT * ROW_ALIGNMENT
 
@@ -396,14 +430,24 @@ def load_window(
 ) -> Window:
     """The window of `width` query rows from `begin` on, of an item whose query rows are `first` .. `end` - 1."""
     tokens = item_class.pages * step.page_size
-    low = pl.multiple_of(jnp.minimum(begin, step.height - width), ROW_ALIGNMENT)  # the last window may reach back
+    low, row = window_rows(step, begin, width)
     rows = pl.ds(low, width)
-    row = low + jax.lax.broadcasted_iota(jnp.int32, (width, 1), 0)
     inside = (row >= jnp.maximum(first, begin)) & (row < end)
     visible_tokens = step.memory.visible_tokens[rows]
     seen = jnp.where(inside, jnp.clip(visible_tokens - item.first_token, 0, item.tokens), 0)
-    visible = jax.lax.broadcasted_iota(jnp.int32, (width, tokens), 1) < seen
+    token = jax.lax.broadcasted_iota(jnp.int32, (width, tokens), 1)
+    visible = token < seen
+    if step.shape.window is not None:
+        hidden = visible_tokens - item.first_token - step.shape.window
+        visible &= token >= hidden
+        inside &= seen > hidden
     return Window(slot, item_class.pages, rows, row, inside, visible)
+
+
+def window_rows(step: GridStep, begin: jax.Array, width: int) -> tuple[jax.Array, Int32[Array, "rows one"]]:
+    """The first of `width` query rows from `begin` on, or from before it at the end of all rows; and their numbers."""
+    low = pl.multiple_of(jnp.minimum(begin, step.height - width), ROW_ALIGNMENT)
+    return low, low + jax.lax.broadcasted_iota(jnp.int32, (width, 1), 0)
 
 
 def attend_window(step: GridStep, window: Window, width: int) -> None:
@@ -431,7 +475,9 @@ def attend_head(step: GridStep, window: Window, head: jax.Array) -> None:
     key = load_ring(step, window, memory.rings[KEYS], head)
     value = load_ring(step, window, memory.rings[VALUES], head)
     score = matmul("md,sd->ms", memory.query[head, rows], key) * step.score_scale
-    score = jnp.where(window.visible, scale_columns(step, window, score, KEYS, head), MASKED_SCORE)
+    score = scale_columns(step, window, score, KEYS, head)
+    score = score if step.soft_cap is None else cap_scores(score, step.soft_cap)
+    score = jnp.where(window.visible, score, MASKED_SCORE)
     old = memory.max_score[head, rows]
     new = jnp.maximum(old, score.max(-1, keepdims=True))
     weight = jnp.exp2(score - new[:, :1])  # 0 where nothing is visible: no maximum is as low as MASKED_SCORE

@@ -11,6 +11,9 @@ shards over the KV heads. One step of the loop computes a *tile*:
     row  6    █████████                        lane 1    ██    ← row 7
     row  7    ██████████   one slice of rows   lane 2    ████  ← row 7: two lanes may have the same row
 
+With a sliding window (`MetadataShape.window`) a row sees a range of an item's tokens that need not begin with the
+first, and may see none of them. Without one nothing is computed for it.
+
 A mask narrows what the metadata lets rows see: it says of every row and every index, the place of a token in its
 sequence's chain of pages, whether the row sees it. Without one nothing is computed for it. Kernels know nothing of
 masks: under a mask the reference serves every platform.
@@ -33,6 +36,7 @@ from jaxctx_kernels.metadata import ITEM_FIELDS, AttentionMetadata, Item, ItemCl
 
 Carry = TypeVar("Carry")
 Mask: TypeAlias = Bool[Array, "rows indices"]
+LOG2_E = math.log2(math.e)
 MASKED_SCORE = -1e30  # below any score, and finite so that differences of two are defined
 
 
@@ -49,6 +53,7 @@ class Tile(NamedTuple):
     first_token: Int32[Array, " lanes"]  # index of the first token of the pages
     tokens: Int32[Array, " lanes"]  # of the pages, how many any row of the item sees; 0 in lanes without an item
     seen: Int32[Array, "lanes rows"]  # of these, how many each row sees; 0 where it is not a row of the item
+    hidden: Int32[Array, "lanes rows"] | None  # of these, how many are before the row's window; None without windows
 
 
 class RunningSoftmax(NamedTuple):
@@ -68,6 +73,7 @@ class AttentionInputs:
     v_pages: KVPages
     mask: Bool[Array, "padded_rows padded_indices"] | None  # in sorted order
     page_size: int
+    soft_cap: float | None
 
     @property
     def group(self) -> int:
@@ -125,6 +131,7 @@ def attend(
     mask: Mask | None,
     *,
     shape: MetadataShape,
+    soft_cap: float | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `dispatch.attend`."""
     rows, heads, dim = q.shape
@@ -134,7 +141,7 @@ def attend(
     query = q[metadata.sorted_to_batch].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3)
     query = jnp.pad(query, ((0, 0), (0, widest_tile(shape)), (0, 0), (0, 0)))
     allowed = None if mask is None else sort_mask(mask, metadata, shape)
-    inputs = AttentionInputs(query, k_pages, v_pages, allowed, shape.page_size)
+    inputs = AttentionInputs(query, k_pages, v_pages, allowed, shape.page_size, soft_cap)
     zeros = jnp.zeros_like(query[..., 0], jnp.float32)
     nothing = RunningSoftmax(zeros + MASKED_SCORE, zeros, jnp.zeros_like(query, jnp.float32))
     _, total, out = fold_tiles(metadata, shape, nothing, partial(attend_tile, inputs))
@@ -208,9 +215,10 @@ def load_tile(loop: ItemLoop, item: Int32[Array, ""], rows_done: Int32[Array, ""
     entries = entry[:, None] + jnp.arange(item_class.pages)
     pages = loop.metadata.pages.at[entries].get(mode="promise_in_bounds")
     tile_rows = first_row[:, None] + jnp.arange(item_class.rows)
-    seen = loop.visible_tokens.at[tile_rows].get(mode="promise_in_bounds") - loaded.first_token[:, None]
-    seen = jnp.where(jnp.arange(item_class.rows) < rows[:, None], jnp.clip(seen, 0, tokens[:, None]), 0)
-    return Tile(item_class, first_row, rows, pages, loaded.first_token, tokens, seen)
+    end = loop.visible_tokens.at[tile_rows].get(mode="promise_in_bounds") - loaded.first_token[:, None]
+    seen = jnp.where(jnp.arange(item_class.rows) < rows[:, None], jnp.clip(end, 0, tokens[:, None]), 0)
+    hidden = None if shape.window is None else jnp.maximum(end - shape.window, 0)
+    return Tile(item_class, first_row, rows, pages, loaded.first_token, tokens, seen, hidden)
 
 
 # One tile
@@ -226,7 +234,7 @@ def attend_tile(inputs: AttentionInputs, state: RunningSoftmax, tile: Tile) -> R
     )
     kv = read_tile(inputs, tile)
     kv, visibility = apply_mask(inputs, tile, kv)
-    score = masked_scores(query, kv, visibility.visible, inputs.head_dim)
+    score = masked_scores(query, kv, visibility.visible, inputs.head_dim, inputs.soft_cap)
     max_score = score.max(-1)
     has_lanes = len(tile.first_row) > 1
     same_row = tile.first_row[:, None] == tile.first_row  # lanes of one row have to end with the same numbers
@@ -237,7 +245,10 @@ def attend_tile(inputs: AttentionInputs, state: RunningSoftmax, tile: Tile) -> R
     if has_lanes:
         weight_sum, output = add_lanes(same_row, weight_sum, output)
     shrink = jnp.exp2(old.max_score - max_score)
-    inside = visibility.in_item[..., 0]  # rows of the item see at least its first token
+    if tile.hidden is None:
+        inside = visibility.in_item[..., 0]  # rows of the item see at least its first token
+    else:
+        inside = jnp.repeat(tile.seen > tile.hidden, inputs.group, 1)  # others keep what they had
     new = RunningSoftmax(
         max_score=max_score,
         weight_sum=jnp.where(inside, old.weight_sum * shrink + weight_sum, old.weight_sum),
@@ -254,6 +265,8 @@ def read_tile(inputs: AttentionInputs, tile: Tile) -> TileKV:
     """Read a tile's pages. Values that no row sees become 0: anything may be there, and 0 * NaN is NaN."""
     slots = tile.item_class.pages * inputs.page_size
     stored = jnp.arange(slots) < tile.tokens[:, None]
+    if tile.hidden is not None:
+        stored &= jnp.arange(slots) >= jnp.where(tile.seen > tile.hidden, tile.hidden, slots).min(1)[:, None]
     keys = read_values(inputs.k_pages, tile, inputs.head_dim)
     values = jnp.where(stored[..., None], read_values(inputs.v_pages, tile, inputs.head_dim), 0)
     return TileKV(
@@ -271,7 +284,10 @@ def apply_mask(inputs: AttentionInputs, tile: Tile, kv: TileKV) -> tuple[TileKV,
     A row that does not see such a slot must not get 0 * NaN; those that see it get NaN in `weigh_values`.
     """
     group = inputs.group
-    in_item = jnp.arange(kv.stored.shape[1]) < jnp.repeat(tile.seen, group, 1)[..., None]
+    slot = jnp.arange(kv.stored.shape[1])
+    in_item = slot < jnp.repeat(tile.seen, group, 1)[..., None]
+    if tile.hidden is not None:
+        in_item &= slot >= jnp.repeat(tile.hidden, group, 1)[..., None]
     if inputs.mask is None:
         return kv, Visibility(in_item, in_item, None)
     visible = in_item & jnp.repeat(tile_mask(inputs.mask, tile, inputs.page_size), group, 1)
@@ -288,10 +304,18 @@ def masked_scores(
     kv: TileKV,
     visible: Bool[Array, "lanes queries slots"],
     head_dim: int,
+    soft_cap: float | None,
 ) -> Float32[Array, "kv_heads lanes queries slots"]:
-    """Scaled scores in base 2; MASKED_SCORE where a query does not see the slot."""
-    score = query_key_products(query.astype(kv.keys.dtype), kv.keys) * (head_dim**-0.5 * math.log2(math.e))
-    return jnp.where(visible, score if kv.key_scales is None else score * kv.key_scales, MASKED_SCORE)
+    """Scaled and capped scores in base 2; MASKED_SCORE where a query does not see the slot."""
+    score = query_key_products(query.astype(kv.keys.dtype), kv.keys) * (head_dim**-0.5 * LOG2_E)
+    score = score if kv.key_scales is None else score * kv.key_scales
+    return jnp.where(visible, score if soft_cap is None else cap_scores(score, soft_cap), MASKED_SCORE)
+
+
+def cap_scores(score: Float32[Array, "*shape"], soft_cap: float) -> Float32[Array, "*shape"]:
+    """Scores in base 2, none further from 0 than `soft_cap` (in base e): cap * tanh(score / cap), as Gemma 2 has it."""
+    cap = soft_cap * LOG2_E
+    return cap * jnp.tanh(score / cap)
 
 
 def weigh_values(
@@ -306,7 +330,7 @@ def weigh_values(
     values, value_scales = kv.values, kv.value_scales
     exp2 = exp2_approximately if values.dtype == jnp.bfloat16 else jnp.exp2
     weight = exp2(score - max_score[..., None])
-    if is_masked:  # else each row of the item sees something, and MASKED_SCORE below its maximum weighs 0
+    if is_masked:  # else a row that counts sees something of the item, and MASKED_SCORE below its maximum weighs 0
         weight = jnp.where(visibility.visible, weight, 0)
     scaled = weight
     if value_scales is not None:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxctx.engine.runner.device_timing import Work
+from jaxctx.engine.runner.check.device_timing import Work
 from jaxctx_kernels import (
     MetadataShape,
     Segment,

@@ -21,7 +21,7 @@ import jax
 from bench_kernels.attention import Attention, Layer, Reading, batches, random_pools, scattered
 from bench_kernels.report import as_json, machine, plot, results, table
 from bench_kernels.steps import TINY, Sizes, Steps
-from jaxctx.engine.runner.device_timing import Work, ceilings, measure
+from jaxctx.engine.runner.check.device_timing import Work, ceilings, measure
 from jaxctx.model.weights import read_config
 
 SHAPES = Path(__file__).parents[1] / "shapes"

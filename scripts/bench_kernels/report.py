@@ -12,7 +12,7 @@ import jax
 from bench_serving.report import Spread, processor
 
 from bench_kernels.attention import Reading
-from jaxctx.engine.runner.device_timing import COPY, PRODUCT, Work
+from jaxctx.engine.runner.check.device_timing import COPY, PRODUCT, Work
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,14 @@ import numpy as np
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner import step
+from jaxctx.engine.runner.check.device_timing import Work
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.device_timing import Work
-from jaxctx.engine.runner.step import StepShape
+from jaxctx.engine.runner.step import StepShape, write_metadata
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.decoder import Decoder
 from jaxctx.model.functional import DecoderModel, FlatParams, as_model
 from jaxctx.model.sampling import row_words
-from jaxctx_kernels import Segment, build_attention_metadata
+from jaxctx_kernels import Segment
 
 DEFAULTS = EngineConfig(pages=1)
 TINY = ModelConfig(
@@ -153,7 +153,7 @@ class Steps:
             views.positions[rows] = at
             views.kv_slots[rows] = s.pages[at // size] * size + at % size
             views.sample_rows[number], views.slots[number] = rows.stop - 1, number
-        build_attention_metadata(segments, shape.metadata, views.metadata)
+        write_metadata(segments, shape, views)
         return packed
 
     def _run(self, compiled: jax.stages.Compiled, packed: jax.Array) -> jax.Array:

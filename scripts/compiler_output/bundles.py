@@ -21,8 +21,8 @@ from pathlib import Path
 
 import jax
 
+from jaxctx.engine.plan.memory_planner import compile_described
 from jaxctx.engine.runner.compiler_options import CompilerOptions
-from jaxctx.engine.runner.memory_planner import compile_described
 
 FLAGS = "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
 FILE = re.compile(r"^\d+-(?P<program>.+)-\d+-final_bundles\.txt$")

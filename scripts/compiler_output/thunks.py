@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 
 import jax
 
+from jaxctx.engine.plan.memory_planner import compile_described
 from jaxctx.engine.runner.compiler_options import CompilerOptions
-from jaxctx.engine.runner.memory_planner import compile_described
 
 COMMAND_BUFFER = "kCommandBuffer"
 BLOCKING = frozenset({"kConditional", "kWhile"})  # outside of command buffers

@@ -27,7 +27,7 @@ def banner(
     keys: Sequence[object] | None,
     seconds: float,
     *,
-    window: int | None = None,
+    context_reason: str = "",
     sizes: str = "",
     host_tier: str = "",
     adapters: str = "",
@@ -39,7 +39,7 @@ def banner(
 
     `info` is None on a router, whose engines register with it. `addresses` are those of gRPC, with their
     real ports; `http_url` is None where HTTP is not served. `keys` is None where
-    the server has no keys. `window` is the model's attention window in tokens, if that limits the length of a context.
+    the server has no keys. `context_reason` says why contexts may be so long, where that is not plain.
     `sizes` says which page size, requests at once and rows of a step there are, and why; `host_tier` the size of the
     host tier, and why, empty if there is none.
     `adapters`: which are loaded, and how many slots there are; empty if there are none.
@@ -50,7 +50,7 @@ def banner(
     anyone = "shows a certificate of --tls-client-ca" if tls == "mTLS" else "reaches these addresses"
     access = f"none: whoever {anyone} may do everything" if keys is None else f"{len(keys)} accepted"
     suffix = "" if tls is None else f" ({tls})"
-    rows = [("role", "router, for engines that register here")] if info is None else _model_rows(info, window)
+    rows = [("role", "router, for engines that register here")] if info is None else _model_rows(info, context_reason)
     if sizes:
         rows.append(("sizes", sizes))
     if host_tier:
@@ -72,10 +72,10 @@ def banner(
     return "\n".join([f"jaxctx {version('jaxctx')}", *lines, f"ready in {seconds:.1f} s"])
 
 
-def _model_rows(info: "EngineInfo", window: int | None) -> list[tuple[str, str]]:
+def _model_rows(info: "EngineInfo", context_reason: str) -> list[tuple[str, str]]:
     """Name and text of each row about the model and its KV."""
     mesh = " × ".join(f"{axis} {size}" for axis, size in info.mesh.items()) or "1 device"
-    why = "" if window is None else " (the model's attention window)"
+    why = f" ({context_reason})" if context_reason else ""
     kv_tokens = info.pages_total * info.page_size
     dtype = info.dtype if info.weights_dtype == info.dtype else f"{info.dtype} with {info.weights_dtype} weights"
     return [

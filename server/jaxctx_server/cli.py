@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxctx_server.errors import CHECK, DEFECT, INTERRUPTED, MODEL, OK, USAGE, StartError
+from jaxctx_server.errors import CHECK, DEFECT, INTERRUPTED, MODEL, NEVER_ENDS, OK, USAGE, StartError
 from jaxctx_server.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         return run_command(read_config(argv, environ, PROGRAM))
     except StartError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
+        if error.exit_status == NEVER_ENDS:
+            end_now(NEVER_ENDS)  # JAX would wait for the device
         return error.exit_status
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -147,14 +149,14 @@ def serve(config: "ServeConfig") -> int:
     async def run() -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        on_signals(loop, stop, lambda: end_now(config.unix_socket))
+        on_signals(loop, stop, lambda: end_now(INTERRUPTED, config.unix_socket))
         loop.add_signal_handler(signal.SIGHUP, reload)  # by the way, it no longer ends the process
         return await server.serve(config, keys, load_engine, stop, cluster=cluster, tls=tls)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(run())
         if status == INTERRUPTED:
-            end_now()  # the loading thread may be inside a compiler, which no exit waits for or survives
+            end_now(INTERRUPTED)  # the loading thread may be inside a compiler, which no exit waits for or survives
         return status
 
 
@@ -172,14 +174,14 @@ def on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: Ca
         loop.add_signal_handler(number, signals.handle)
 
 
-def end_now(unix_socket: Path | None = None) -> None:
+def end_now(status: int, unix_socket: Path | None = None) -> None:
     """End the process without cleaning up, save for the name of its socket."""
     if unix_socket is not None:
         with suppress(OSError):
             unix_socket.unlink()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(INTERRUPTED)
+    os._exit(status)
 
 
 def convert(config: "ConvertConfig") -> int:
@@ -203,9 +205,12 @@ def compile_ahead(config: "CompileConfig") -> int:
     from jaxctx_server.progress import progress_shown
 
     whole = replace(config, compile_all=True, store=None, host_tokens=0, disk_tokens=0, disk_file=None)
-    with progress_shown(sys.stderr) as progress:
-        engine, _ = build_engine(whole, progress)
-        engine.stop()
+    try:
+        with progress_shown(sys.stderr) as progress:
+            engine, _ = build_engine(whole, progress)
+            engine.stop()
+    except KeyboardInterrupt:
+        end_now(INTERRUPTED)  # the check's thread may be inside a compiler, which no exit waits for or survives
     print(f"compiled into {config.compile_cache}")
     return OK
 
@@ -230,7 +235,7 @@ def plan(config: "PlanConfig") -> int:
 
 def check(config: "CheckConfig") -> int:
     """Compare the kernels of this device with the reference; the status says whether they are equal."""
-    from jaxctx.engine.runner.kernel_report import Verdict
+    from jaxctx.engine.runner.check.report import Verdict
     from jaxctx_server.kernel_check import check_apart, report_lines
 
     report = check_apart(config, lambda line: print(line, file=sys.stderr, flush=True))

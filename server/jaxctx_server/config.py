@@ -128,6 +128,9 @@ class ServeConfig:
     """What computes attention. auto: the kernel for this device, if there is one and a comparison at start finds it
     equal to the reference, else the reference, with a warning; kernel: the kernel, or the server does not start;
     reference: plain JAX."""
+    check_timeout_s: Annotated[float, within(1, 86400)] = 300.0
+    """How long each case of that comparison may take, in seconds, its compilation included. A kernel that takes longer
+    ends the server, with exit status 7, and the next start takes the reference."""
     page_size: Annotated[int | None, within(1, 256)] = None
     """Tokens per KV page. None: the platform's, 16 on a CPU, 64 on a GPU, 128 on a TPU."""
     kv_tokens: Annotated[int | None, within(1, 2**40)] = None
@@ -320,7 +323,7 @@ class CheckConfig(ServeConfig):
     """Compare what a server with these settings computes attention with to the reference, on this device, and time it.
 
     MODEL may be a directory with nothing but config.json, or a built-in shape: llama-3.1-8b or qwen3-0.6b. Weights are
-    not read. The exit status is 6 if something differs, does not compile or crashes.
+    not read. The exit status is 6 if something differs, does not compile, crashes or never ends.
     """
 
     json: Annotated[None | str, Parameter(allow_leading_hyphen=True)] = None

@@ -1,9 +1,10 @@
-"""A model directory to a running engine. The only file here that knows models and JAX."""
+"""A model directory to a running engine. With `engine_settings`, the only file here that knows models and JAX."""
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,40 +12,56 @@ import jax
 from jax.sharding import Mesh
 
 from jaxctx.engine.attention import AttentionChoice
-from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, pages_in_host_memory
-from jaxctx.engine.default_sizes import ModelMemory, Sizes, SizeSettings, sizes_to_try
+from jaxctx.engine.config import pages_in_host_memory
+from jaxctx.engine.default_sizes import ModelMemory, Sizes
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import ServedModel, open_engine, use_compilation_cache
-from jaxctx.engine.runner.attention_choice import choose_attention, kernel_of, require_kernel, wanted_kernel
-from jaxctx.engine.runner.check_memory import CheckMemory
+from jaxctx.engine.plan.memory_planner import TARGETS, compiling_for, compiling_for_target, plan_memory
+from jaxctx.engine.plan.mesh_plan import plan_mesh
+from jaxctx.engine.plan.mesh_targets import mesh_target
+from jaxctx.engine.runner.attention_choice import (
+    choose_attention,
+    kernel_of,
+    require_kernel,
+    wanted_kernel,
+    without_kernel,
+)
+from jaxctx.engine.runner.check.comparison import OnCase, check_kernels
+from jaxctx.engine.runner.check.remembered import CheckMemory
+from jaxctx.engine.runner.check.report import KernelReport, Verdict
+from jaxctx.engine.runner.check.time_limit import NeverEnds
+from jaxctx.engine.runner.check.timing import time_kernels
+from jaxctx.engine.runner.check.whole_step import StepsDiffer, check_whole_steps, step_tolerance
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.kernel_check import OnCase, check_kernels
-from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
-from jaxctx.engine.runner.kernel_timing import time_kernels
 from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.matmul_choice import check_matmul_dtype, choose_matmul_dtype
-from jaxctx.engine.runner.memory_planner import TARGETS, compiling_for, compiling_for_target, plan_memory
-from jaxctx.engine.runner.mesh_plan import plan_mesh
-from jaxctx.engine.runner.mesh_targets import mesh_target
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.config import SHAPES, AdapterSlots, ModelConfig
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sharding import GROUP, logical_sharding, make_mesh
+from jaxctx.model.sharding import logical_sharding, make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import load_model, read_config, run_dtype, stored_weights_dtype
+from jaxctx.model.weights.formats import open_source
 from jaxctx.model.weights.load import open_checked
 from jaxctx_kernels import KernelChoice
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
 from jaxctx_server.engine_plan import EnginePlan
-from jaxctx_server.errors import MODEL, StartError
+from jaxctx_server.engine_settings import (
+    choices_of_sizes,
+    config_to_measure,
+    engine_config,
+    largest_config,
+    model_memory,
+)
+from jaxctx_server.errors import MODEL, NEVER_ENDS, StartError
 from jaxctx_server.progress import Progress
 
+WEIGHTS = "weights"
+"""What a check says while they are loaded."""
 log = logging.getLogger("jaxctx.server")
-
-OUTPUT_TOKENS, BUNDLED_OUTPUT_TOKENS = 4096, 256  # of a request that does not say how many
 
 
 def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, ModelText]:
@@ -59,24 +76,51 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
             lowering_cache = LoweringCache(config.compile_cache / "traced")
         mesh = make_mesh(read_config(config.model or BUNDLED), tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
-        attention = _attention(config, served, mesh)
-        sizes, fitting = _fitting_sizes(config, served, mesh, kernel_of(attention), progress)
-        engine = open_engine(
-            served,
-            _engine_config(config, served.model, sizes, fitting, jax.default_backend()),
-            mesh=mesh,
-            attention=attention,
-            store=config.store,
-            progress=progress.compiled,
-            compile_all=config.compile_all,
-            lowering_cache=lowering_cache,
-        )
+        engine = _open_with_attention(config, served, mesh, lowering_cache, progress)
         try:
             _load_adapters(config, engine)
         except BaseException:
             engine.stop()
             raise
         return engine, served.text
+
+
+def _open_with_attention(
+    config: ServeConfig,
+    served: ServedModel,
+    mesh: Mesh | None,
+    lowering_cache: LoweringCache | None,
+    progress: Progress,
+) -> LocalEngine:
+    """The running engine; without a kernel of attention if whole steps differ with it."""
+    open_with = partial(_open, config, served, mesh, lowering_cache, progress)
+    try:
+        return open_with(_attention(config, served, mesh))
+    except StepsDiffer as error:
+        why = str(error)
+    return open_with(without_kernel(why, config.attention))
+
+
+def _open(
+    config: ServeConfig,
+    served: ServedModel,
+    mesh: Mesh | None,
+    lowering_cache: LoweringCache | None,
+    progress: Progress,
+    attention: AttentionChoice,
+) -> LocalEngine:
+    """The running engine, in sizes that fit with what computes attention. Raises StepsDiffer."""
+    sizes, fitting = _fitting_sizes(config, served, mesh, kernel_of(attention), progress)
+    return open_engine(
+        served,
+        engine_config(config, served.model, sizes, fitting, jax.default_backend()),
+        mesh=mesh,
+        attention=attention,
+        store=config.store,
+        progress=progress.compiled,
+        compile_all=config.compile_all,
+        lowering_cache=lowering_cache,
+    )
 
 
 def _load_adapters(config: ServeConfig, engine: LocalEngine) -> None:
@@ -105,7 +149,7 @@ def _plan_one_chip(config: PlanConfig, progress: Progress) -> EnginePlan:
         model, params = _described(config, _shape(config))
         place, platform = devices[0], devices[0].platform
         check_matmul_dtype(model, config.matmul_dtype, platform)
-        known = _model_memory(config, model, params, place, platform, memory)
+        known = model_memory(config, model, params, place, platform, memory)
         return _measure(config, model, params, place, platform, known, wanted_kernel(config.attention), progress)
 
 
@@ -119,13 +163,13 @@ def _plan_mesh(config: PlanConfig, progress: Progress) -> EnginePlan:
         mesh = make_mesh(shape, tensor=len(devices), devices=devices)
         model, params = _described(config, shape)
         check_matmul_dtype(model, config.matmul_dtype, platform)
-        known = _model_memory(config, model, params, mesh, platform, machine.target.memory)
+        known = model_memory(config, model, params, mesh, platform, machine.target.memory)
 
         def measure(sizes: Sizes) -> EnginePlan:
             measured = plan_mesh(
                 lambda layers: _described(config, replace(shape, layers=layers)),
                 shape.layers,
-                _config_to_measure(config, model, sizes, known, platform),
+                config_to_measure(config, model, sizes, known, platform),
                 mesh,
                 machine.target.memory,
                 known.share,
@@ -133,7 +177,7 @@ def _plan_mesh(config: PlanConfig, progress: Progress) -> EnginePlan:
             )
             return EnginePlan(sizes, measured.memory, measured)
 
-        return _first_with_enough_kv(_sizes_to_try(config, platform, known), known, measure)
+        return _first_with_enough_kv(choices_of_sizes(config, platform, known), known, measure)
 
 
 def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
@@ -156,14 +200,41 @@ def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
         report = check_kernels(program, name, on_case)
         if report.kernel_verdict is not Verdict.EQUAL:
             return report
+        if program.kernel.name != "reference":
+            report = _with_whole_steps(config, mesh, program, report, on_case)
+        if report.kernel_verdict is not Verdict.EQUAL:
+            return report
         on_case(report, "timings")
         return replace(report, timings=time_kernels(program))
+
+
+def _with_whole_steps(
+    config: ServeConfig, mesh: Mesh | None, program: CompiledModel, report: KernelReport, on_case: OnCase
+) -> KernelReport:
+    """The report with whole steps, or with the reason why there are none."""
+    path = Path(config.model or BUNDLED)
+    if not path.is_dir():
+        return replace(report, why_no_steps="a built-in shape has no weights")
+    types = _types(config)._asdict()
+    try:
+        open_source(path)
+        loaded = load_model(path, **types, mesh=mesh, progress=lambda done, total: on_case(report, WEIGHTS))
+        tolerance = step_tolerance(loaded.model.kv)
+        cases = check_whole_steps(loaded.model, loaded.params, program, lambda case: on_case(report, case))
+    except CheckpointError as error:
+        return replace(report, why_no_steps=error.message)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return replace(report, why_no_steps="the device's memory is too small for the weights and a step")
+    return replace(report, cases=(*report.cases, *cases), step_tolerance=tolerance)
 
 
 def _shape(config: ServeConfig) -> ModelConfig:
     """The configuration of the model, or of the built-in shape of this name."""
     path = Path(config.model or BUNDLED)
-    return read_config(path if path.exists() else SHAPES / path)
+    shape = read_config(path if path.exists() else SHAPES / path)
+    return shape.for_contexts_of(config.max_context_tokens)
 
 
 def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, FlatParams]:
@@ -191,6 +262,8 @@ def user_errors(model: str | Path | None) -> Iterator[None]:
     except (InvalidArgument, FailedPrecondition, AlreadyExists) as error:
         wrong = "; ".join(f"--{each.field.replace('_', '-')}: {each.description}" for each in error.violations)
         raise StartError(wrong or error.message) from error
+    except NeverEnds as error:
+        raise StartError(f"attention: {error}", NEVER_ENDS) from error
     except OSError as error:
         raise StartError(f"{error.filename or model}: {error.strerror or error}", MODEL) from error
     except jax.errors.JaxRuntimeError as error:
@@ -212,6 +285,7 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
         **types,
         matmul_dtype=matmul_dtype,
         adapters=_adapter_slots(config),
+        context_tokens=config.max_context_tokens,
         mesh=mesh,
         progress=progress.weights,
     )
@@ -259,7 +333,7 @@ def _attention(config: ServeConfig, served: ServedModel, mesh: Mesh | None) -> A
     """What is to compute attention. The kernel of an accelerator is compared with the reference first."""
     program = _largest_program(config, served.model, served.params, mesh)
     memory = CheckMemory(None if config.compile_cache is None else config.compile_cache / "kernels")
-    return choose_attention(program, config.attention, memory, served.model_id)
+    return choose_attention(program, config.attention, memory, config.check_timeout_s, served.model_id)
 
 
 def _fitting_sizes(
@@ -273,11 +347,11 @@ def _fitting_sizes(
     model, params, platform = served.model, served.params, jax.default_backend()
     with compiling_for("here") as (devices, memory):
         place = mesh or devices[0]
-        known = _model_memory(config, model, params, place, platform, memory)
+        known = model_memory(config, model, params, place, platform, memory)
         if config.kv_tokens is not None:
-            return _sizes_to_try(config, platform, known)[0], 0
+            return choices_of_sizes(config, platform, known)[0], 0
         if platform == "cpu":
-            sizes = _sizes_to_try(config, platform, known)[0]
+            sizes = choices_of_sizes(config, platform, known)[0]
             return sizes, pages_in_host_memory(model.kv, sizes.page_size, known.share)
         planned = _measure(config, model, params, place, platform, known, kernel, progress)
         return planned.sizes, planned.memory.pages
@@ -290,39 +364,9 @@ def _largest_program(
     platform = jax.default_backend()
     with compiling_for("here") as (devices, memory):
         place = mesh or devices[0]
-        known = _model_memory(config, model, params, place, platform, memory)
-        sizes = _sizes_to_try(config, platform, known)[0]
-        return CompiledModel(model, params, _largest_config(config, model, sizes, known, platform), place, kernel)
-
-
-def _model_memory(
-    config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, platform: str, memory: int
-) -> ModelMemory:
-    """What is known before anything is compiled, for chips of `memory` bytes each."""
-    chips, holders = (place.size, place.shape[GROUP]) if isinstance(place, Mesh) else (1, 1)
-    return ModelMemory(
-        memory_bytes=memory * chips,
-        weights_bytes=sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params)),
-        devices=chips,
-        page_holders=holders,
-        vocab_size=model.vocab_size,
-        kv=model.kv,
-        longest=_longest(config, model),
-        share=config.memory_fraction or (CPU_SHARE if platform == "cpu" else ACCELERATOR_SHARE),
-        kv_tokens=config.kv_tokens,
-    )
-
-
-def _sizes_to_try(config: ServeConfig, platform: str, known: ModelMemory) -> tuple[Sizes, ...]:
-    """Sizes, the largest first: those to take unless they are measured to be too large.
-
-    If the configuration sets the number of pages there is one choice, as a server measures nothing then.
-    """
-    settings = SizeSettings(
-        page_size=config.page_size, max_batch=config.max_batch, max_batch_tokens=config.max_batch_tokens
-    )
-    choices = sizes_to_try(platform, settings, known)
-    return choices if config.kv_tokens is None else choices[:1]
+        known = model_memory(config, model, params, place, platform, memory)
+        sizes = choices_of_sizes(config, platform, known)[0]
+        return CompiledModel(model, params, largest_config(config, model, sizes, known, platform), place, kernel)
 
 
 def _measure(
@@ -338,12 +382,12 @@ def _measure(
     """Sizes, and where the memory of each chip goes. `kernel`: what computes attention; None: what suits the chips."""
 
     def measure(sizes: Sizes) -> EnginePlan:
-        program = CompiledModel(model, params, _config_to_measure(config, model, sizes, known, platform), place, kernel)
+        program = CompiledModel(model, params, config_to_measure(config, model, sizes, known, platform), place, kernel)
         require_kernel(program, config.attention)
         memory = known.memory_bytes // known.devices
         return EnginePlan(sizes, plan_memory(program, memory, known.share, progress.compiled))
 
-    return _first_with_enough_kv(_sizes_to_try(config, platform, known), known, measure)
+    return _first_with_enough_kv(choices_of_sizes(config, platform, known), known, measure)
 
 
 def _first_with_enough_kv(
@@ -360,103 +404,3 @@ def _first_with_enough_kv(
         if planned.memory.tokens >= known.least_kv_tokens(sizes):
             return planned
     return measure(choices[-1])
-
-
-def _config_to_measure(
-    config: ServeConfig, model: Model, sizes: Sizes, known: ModelMemory, platform: str
-) -> EngineConfig:
-    """With half of the pages that could fit at most."""
-    largest = _largest_config(config, model, sizes, known, platform)
-    return replace(largest, pages=-(-largest.pages // 2))
-
-
-def _largest_config(config: ServeConfig, model: Model, sizes: Sizes, known: ModelMemory, platform: str) -> EngineConfig:
-    """With as many pages as there is memory for beside weights and running requests, at most."""
-    least = -(-(config.max_context_tokens or 0) // sizes.page_size)  # so that the plan says how much is missing
-    fitting = known.left_bytes(sizes.max_batch) // known.page_bytes(sizes.page_size)
-    return _engine_config(config, model, sizes, max(least, fitting), platform)
-
-
-def _longest(config: ServeConfig, model: Model) -> int:
-    """Tokens of the longest context, as far as settings and model decide. Raises InvalidArgument."""
-    longest = config.max_context_tokens or model.max_positions
-    if longest > model.max_positions:
-        why = (
-            "" if model.attention_window is None else ": that is its attention window, beyond which it is not computed"
-        )
-        raise InvalidArgument.field("max_context_tokens", f"the model has {model.max_positions} positions{why}")
-    return longest
-
-
-def _engine_config(config: ServeConfig, model: Model, sizes: Sizes, fitting: int, platform: str) -> EngineConfig:
-    """The engine's configuration. Its KV is what the configuration says, else what `max_batch` contexts of full length
-    take, up to the pages that fit.
-    """
-    longest, page_size = _longest(config, model), sizes.page_size
-    wanted = fitting if config.memory_fraction is not None else -(-sizes.max_batch * longest // page_size)
-    pages = max(1, min(wanted, fitting))
-    if config.kv_tokens is not None:
-        pages = -(-config.kv_tokens // page_size)
-    capacity = pages * page_size
-    if (config.max_context_tokens or 0) > capacity:
-        raise InvalidArgument.field("max_context_tokens", f"there are only {capacity} tokens of KV")
-    host_pages, host_reason = _host_tier(config, model, page_size, pages, platform)
-    return EngineConfig(
-        pages=pages,
-        page_size=page_size,
-        max_batch=sizes.max_batch,
-        max_batch_tokens=sizes.max_batch_tokens,
-        sizes_reason=sizes.reason,
-        max_context_tokens=min(longest, capacity),
-        attention_window=model.attention_window,
-        queue_limit=config.queue_limit,
-        max_contexts_per_tenant=config.max_contexts_per_tenant,
-        max_snapshots_per_tenant=config.max_snapshots_per_tenant,
-        max_snapshot_bytes_per_tenant=config.max_snapshot_bytes_per_tenant,
-        snapshot_history=config.snapshot_history,
-        pinned_pages_per_tenant=None if config.pinned_tokens is None else config.pinned_tokens // page_size,
-        default_max_tokens=_default_max_tokens(config),
-        draft_tokens=config.draft_tokens,
-        host_pages=host_pages,
-        host_reason=host_reason,
-        disk_pages=_disk_pages(config, page_size),
-        disk_file=config.disk_file,
-        moving_pages=sizes.moving_pages,
-    )
-
-
-def _default_max_tokens(config: ServeConfig) -> int:
-    """The longest output of a request that does not say: agents do not, and take an answer that is cut for an error."""
-    if config.default_max_tokens is not None:
-        return config.default_max_tokens
-    return BUNDLED_OUTPUT_TOKENS if config.model is None else OUTPUT_TOKENS
-
-
-def _host_tier(config: ServeConfig, model: Model, page_size: int, pages: int, platform: str) -> tuple[int, str]:
-    """Pages of the host tier, and in words why so many. `pages`: those of the device.
-
-    On a CPU the device's memory is the host's, so that this tier gains nothing, unless pages go on to a disk: then it
-    is as large as the disk tier, up to what fits.
-    """
-    if config.host_tokens is not None:
-        if 0 < config.host_tokens < 2 * page_size:
-            raise InvalidArgument.field("host_tokens", f"must be 0, or at least two pages, of {page_size} tokens")
-        return config.host_tokens // page_size, "as set"
-    reason = "as many as on the device"
-    if platform == "cpu":
-        if not config.disk_tokens:
-            return 0, ""
-        disk_pages = config.disk_tokens // page_size
-        if disk_pages < pages:
-            pages, reason = disk_pages, "as many as on the disk"
-    fitting = pages_in_host_memory(model.kv, page_size)
-    if fitting < pages:
-        pages, reason = fitting, f"what fits into {CPU_SHARE:.0%} of the machine's memory"
-    return max(2, pages), reason
-
-
-def _disk_pages(config: ServeConfig, page_size: int) -> int:
-    """Pages of the disk tier."""
-    if 0 < config.disk_tokens < page_size:
-        raise InvalidArgument.field("disk_tokens", f"must be 0, or at least a page, of {page_size} tokens")
-    return config.disk_tokens // page_size

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from jaxctx.engine.default_sizes import Sizes
-from jaxctx.engine.runner.memory_planner import MemoryPlan
-from jaxctx.engine.runner.mesh_plan import MeshPlan
+from jaxctx.engine.plan.memory_planner import MemoryPlan
+from jaxctx.engine.plan.mesh_plan import MeshPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ USAGE = 2  # a flag, variable, configuration file or keys file is wrong
 MODEL = 3  # the model cannot be loaded, or does not fit
 ADDRESS = 4  # an address cannot be listened on
 CUT_OFF = 5  # stopped, and the drain's time was not enough for all that ran
-CHECK = 6  # `check` found a kernel that differs, does not compile or crashes
+CHECK = 6  # `check` found a kernel that differs, does not compile, crashes or never ends
+NEVER_ENDS = 7  # a kernel that a start compared does not end, so the device cannot be used by this process any more
 INTERRUPTED = 130  # stopped at once: a second Ctrl-C, or one while loading
 
 

@@ -1,7 +1,7 @@
 """`jaxctx-serve check`, the part without JAX: the check in a process of its own, and its report as a table.
 
-A compiler may abort, and a fault on the device may end the runtime: then this process is still here to say in which
-case that was. It never touches the device, which most accelerators give to one process only.
+A compiler may abort, a fault on the device may end the runtime, and a kernel may never end: then this process is still
+here to say in which case that was. It never touches the device, which most accelerators give to one process only.
 
     this process ──spawn──▶ checking process:  build nothing, read config.json, compare, time
          ◀── Begun(report so far, next case) … Finished(report)  or  Refused(message)  or the end of the process
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TypeAlias
 
-from jaxctx.engine.runner.kernel_report import CaseReport, Difference, KernelReport, Verdict
+from jaxctx.engine.runner.check.report import CaseReport, Difference, KernelReport, Verdict
 from jaxctx_server.config import CheckConfig
 from jaxctx_server.errors import CHECK, StartError
 
@@ -48,8 +48,9 @@ Message: TypeAlias = Begun | Finished | Refused
 def check_apart(config: CheckConfig, show: Callable[[str], None]) -> KernelReport:
     """Run the check in a process of its own; `show` is called with a line before each case.
 
-    If that process ends before it is done, the case that it was at has crashed and the rest is missing. Raises
-    StartError for what the user can correct, and if the process ends before the first case.
+    If that process ends before it is done, or says nothing for `check_timeout_s`, the case that it was at has crashed,
+    or never ends, and the rest is missing. Raises StartError for what the user can correct, and if that is so before
+    the first case.
     """
     spawn = multiprocessing.get_context("spawn")
     receiving, sending = spawn.Pipe(duplex=False)
@@ -57,29 +58,37 @@ def check_apart(config: CheckConfig, show: Callable[[str], None]) -> KernelRepor
     process.start()
     sending.close()  # so that the end of the process is the end of the messages
     last: Message | None = None
+    verdict, how, shown = Verdict.CRASHED, "", ""
     try:
-        for last in messages(receiving):
-            if isinstance(last, Begun):
+        for last in messages(receiving, config.check_timeout_s):
+            if isinstance(last, Begun) and last.case != shown:  # a case of many parts says that it is alive
+                shown = last.case
                 show(last.case)
+    except TimeoutError:
+        process.kill()
+        verdict, how = Verdict.NEVER_ENDS, f"said nothing for {config.check_timeout_s:g} s"
+    except BaseException:  # interrupted
+        process.terminate()
+        raise
     finally:
-        if not isinstance(last, Finished | Refused):
-            process.terminate()  # interrupted; of one that ended already it does nothing
         process.join()
+    how = how or how_it_ended(process.exitcode)
     match last:
         case Finished():
             return last.report
         case Refused():
             raise StartError(last.message, last.exit_status)
         case Begun():
-            crashed = crashed_case(last, how_it_ended(process.exitcode))
-            return replace(last.report, cases=(*last.report.cases, crashed))
+            return replace(last.report, cases=(*last.report.cases, last_case(last, verdict, how)))
         case None:
-            raise StartError(f"nothing was compared: the process {how_it_ended(process.exitcode)}", CHECK)
+            raise StartError(f"nothing was compared: the process {how}", CHECK)
 
 
-def messages(receiving: Connection) -> Iterator[Message]:
-    """What the process says until it ends."""
+def messages(receiving: Connection, timeout_s: float) -> Iterator[Message]:
+    """What the process says until it ends. Raises TimeoutError when it says nothing for so long."""
     while True:
+        if not receiving.poll(timeout_s):
+            raise TimeoutError
         try:
             yield receiving.recv()
         except EOFError:
@@ -100,15 +109,15 @@ def run_check(config: CheckConfig, sending: Connection) -> None:
     sending.close()
 
 
-def crashed_case(begun: Begun, how: str) -> CaseReport:
-    """The case in which the process ended."""
+def last_case(begun: Begun, verdict: Verdict, how: str) -> CaseReport:
+    """The case that the process was at when it ended, or was ended."""
     implementation, _, batch = begun.case.rpartition(": ")
     batch, _, rows = batch.partition(", ")
     return CaseReport(
         batch=batch,
         rows=int(rows.partition(" ")[0] or 0),
         implementation=implementation or begun.report.implementation,
-        verdict=Verdict.CRASHED,
+        verdict=verdict,
         detail=f"the process {how}; what comes after it was not compared",
         to_reference=None,
         to_float64=None,
@@ -149,6 +158,12 @@ def report_lines(report: KernelReport) -> Iterator[str]:
         if case.detail:
             yield f"    {case.detail}"
     yield f"{'tolerance':<66}{report.tolerance.largest:>10.2g}{report.tolerance.mean:>10.2g}"
+    if report.step_tolerance is not None:
+        tolerance = report.step_tolerance
+        title = "tolerance of whole steps, as a share of the logits' spread"
+        yield f"{title:<66}{tolerance.largest:>10.2g}{tolerance.mean:>10.2g}"
+    if report.why_no_steps:
+        yield f"whole steps were not compared: {report.why_no_steps}"
     if report.timings:
         yield ""
         yield f"{'timing':<40}{'seconds':>10}{'GB/s':>9}{'TFLOP/s':>9}{'of copy':>9}{'of product':>12}"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from jaxctx.engine.attention import AttentionChoice
 from jaxctx.engine.interface import LOCAL_ENGINE, Engine
 from jaxctx.errors import FailedPrecondition, NotFound, Unavailable
 from jaxctx.model.text import ModelText
@@ -39,7 +38,6 @@ class LocalModel:
 
     engine: Engine
     texts: TokenizerPool
-    attention: AttentionChoice | None = None  # what computes it; None: not known
 
     async def encode(self, text: str, start: bool) -> Sequence[int]:
         """Tokens of a text; with special ones, if it is at the start of a sequence."""
@@ -86,13 +84,9 @@ class ServingState:
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
         settings: ProgramSettings = DEFAULT_PROGRAM_SETTINGS,
-        attention: AttentionChoice | None = None,
     ) -> Self:
-        """A server of one engine, and of programs on it. `clock` is that of the engine's deadlines.
-
-        `attention`: what computes it in this engine, for the metrics.
-        """
-        model = LocalModel(engine, TokenizerPool(text, limits), attention)
+        """A server of one engine, and of programs on it. `clock` is that of the engine's deadlines."""
+        model = LocalModel(engine, TokenizerPool(text, limits))
         return cls(limits, settings.programs(clock), model, engine.drain)
 
     @classmethod

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from jaxctx.engine.runner.memory_planner import MemoryPlan
-from jaxctx.engine.runner.mesh_plan import CollectiveSum, MeshPlan
+from jaxctx.engine.plan.memory_planner import MemoryPlan
+from jaxctx.engine.plan.mesh_plan import CollectiveSum, MeshPlan
 from jaxctx_server.engine_plan import EnginePlan
 
 

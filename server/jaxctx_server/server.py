@@ -194,7 +194,7 @@ class Server:
         """What a server of this engine serves. An engine of a router that has a store drains by leaving that first."""
         limits = Limits.of(engine.info, queue_limit=self._config.queue_limit)
         settings = program_settings(self._config)
-        state = ServingState.of(engine, text, limits, settings=settings, attention=engine.attention)
+        state = ServingState.of(engine, text, limits, settings=settings)
         if not self._config.router or not self._config.store:
             return state
         return replace(state, drain=partial(self._leave_and_drain, self._config.router, state))
@@ -220,7 +220,7 @@ class Server:
             time.monotonic() - self._started,
             tls=None if self._tls is None else self._tls.name,
             is_readable=self._tls is None and is_beyond_loopback(self._config.host),
-            window=None if engine is None else engine.attention_window,
+            context_reason="" if engine is None else engine.context_reason,
             sizes="" if engine is None else engine.sizes_in_words,
             host_tier="" if engine is None else engine.host_tier_in_words,
             adapters="" if engine is None else engine.adapters_in_words,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxctx.model.config import ModelConfig
-from jaxctx_server.errors import CHECK, OK, USAGE
+from jaxctx_server.errors import CHECK, NEVER_ENDS, OK, USAGE
 from scripts.checkpoints import write_random
 from tests.e2e.server_processes import ROOT, SMALL, Server, environment
 from tests.echo import echo_text
@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         architecture="Qwen3ForCausalLM",
         vocab_size=512,
         width=32,
-        layers=1,
+        layers=2,
         heads=2,
         kv_heads=1,
         head_dim=64,
@@ -79,7 +79,8 @@ def output_of(server: Server, model: str) -> str:
 def test_a_wrong_kernel_is_replaced_and_outputs_are_right(model: str, plant: Callable, tmp_path: Path) -> None:
     """In banner, log and metrics; and what a right kernel passed is not compared at the next start."""
     outputs = []
-    for name, labels, starts in (("right", ("tpu", "checked"), 2), ("page", ("reference", "differs"), 1)):
+    differs = ("reference", "differs")
+    for name, labels, starts in (("right", ("tpu", "checked"), 2), ("page", differs, 1), ("first layer", differs, 1)):
         plant(name)
         for start in range(starts):
             server = Server(model, *SIZES, cache=tmp_path / name, command=PLANTED)
@@ -92,12 +93,14 @@ def test_a_wrong_kernel_is_replaced_and_outputs_are_right(model: str, plant: Cal
             if name == "right":
                 assert "attention tpu kernel, equal to the reference on this device in 9 cases" in server.banner
                 assert ("at an earlier start" in server.banner) == (start == 1)
+                assert ", and in whole steps of 4 rows (mean difference " in server.banner
                 assert "WARNING" not in server.banner
             else:
                 assert re.search(
                     r"WARNING +attention is computed by plain JAX.*slower than a kernel: tpu:", server.banner
                 )
-                assert "differs: from the reference: row " in server.banner
+                said = "from the reference: row " if name == "page" else "sequence "
+                assert f"differs: {said}" in server.banner
                 assert "attention is computed by plain JAX, which is slower than a kernel: tpu:" in log
     assert len(set(outputs)) == 1
 
@@ -128,11 +131,34 @@ def test_a_kernel_that_ends_the_process_does_so_twice(model: str, plant: Callabl
 
 
 @pytest.mark.slow
+def test_a_kernel_that_never_ends_does_so_once(model: str, plant: Callable, tmp_path: Path) -> None:
+    plant("never ends")
+    arguments = (model, *SIZES, "--check-timeout-s", "30", "--compile-cache", str(tmp_path))
+    done = run(*arguments, "--grpc-port", "0", "--no-http")
+    assert done.returncode == NEVER_ENDS, done.stderr
+    said = "attention: tpu: decoding, 1 rows: did not end within 30 s; the next start takes plain JAX"
+    assert f"jaxctx-serve: {said}" in done.stderr
+    assert len(re.findall(said, done.stderr)) == 2  # in the log, too
+    assert "Traceback" not in done.stderr
+    server = Server(model, *SIZES, cache=tmp_path, command=PLANTED)
+    try:
+        assert attention_of(server) == ("reference", "never_ends")
+        assert "slower than a kernel: tpu: decoding, 1 rows: never ends: run jaxctx-serve check" in server.banner
+        assert output_of(server, model)
+    finally:
+        server.kill()
+    done = run("check", *arguments, "--json", str(tmp_path / "report.json"))
+    assert done.returncode == CHECK, done.stderr
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "never ends"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [
         ("right", OK, "equal to the reference on this device in 9 cases"),
         ("one head", CHECK, r"tpu: \w+, \d rows: differs: from the reference: row \d, query head 1"),
+        ("first layer", CHECK, r"tpu: whole steps, \d rows: differs: sequence \d, token \d+: a log probability of"),
         ("aborts", CHECK, "tpu: decoding, 1 rows: crashed: the process was ended by SIGABRT; what comes after"),
     ],
 )
@@ -144,7 +170,7 @@ def test_the_command_names_the_case(
     assert done.returncode == status, done.stderr
     assert re.search(said, done.stdout.splitlines()[-2])
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["verdict"] == {"right": "equal", "one head": "differs", "aborts": "crashed"}[name]
+    assert report["verdict"] == {"right": "equal", "aborts": "crashed"}.get(name, "differs")
     assert re.search(said, report["summary"])
     assert report["model"] == Path(model).name
     assert bool(report["timings"]) == (name == "right")

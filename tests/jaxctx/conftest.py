@@ -23,7 +23,11 @@ class Golden:
     greedy: np.ndarray
 
 
-@pytest.fixture(scope="session", params=sorted(path.stem for path in GOLDENS.glob("*.npz")))
+GOLDEN_NAMES = sorted(path.stem for path in GOLDENS.glob("*.npz"))
+"""All of them, a file each; of every family there is one at least."""
+
+
+@pytest.fixture(scope="session", params=GOLDEN_NAMES)
 def golden(request) -> Golden:
     with np.load(GOLDENS / f"{request.param}.npz") as data:
         return Golden(

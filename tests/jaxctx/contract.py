@@ -46,6 +46,7 @@ CONTEXT_SENT = frozenset({"context"})
 PAIRS = [
     Pair(kind=types.EngineInfo, message=admin_service_pb2.EngineInfo),
     Pair(kind=types.EngineStats, message=admin_service_pb2.EngineStats),
+    Pair(kind=types.Attention, message=admin_service_pb2.Attention),
     Pair(kind=types.EngineStatus, message=admin_service_pb2.Engine, always_sent=frozenset({"info", "stats"})),
     Pair(kind=types.AdapterInfo, message=admin_service_pb2.Adapter),
     Pair(

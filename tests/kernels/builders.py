@@ -25,12 +25,16 @@ Generator = np.random.Generator
 
 @dataclass
 class Forest:
-    """Deals out rows and pages of one batch; pages may run out only if a test asks for more than it made."""
+    """Deals out rows and pages of one batch; pages may run out only if a test asks for more than it made.
+
+    `page_units`: a page is as large as so many of those that a batch asks for.
+    """
 
     rng: Generator
     rows: int
     page_size: int
     pool_pages: int
+    page_units: int = 1
 
     def __post_init__(self) -> None:
         self.free = list(self.rng.permutation(np.arange(1, self.pool_pages)).astype(np.int32))
@@ -38,14 +42,16 @@ class Forest:
         self.segments: list[Segment] = []
 
     def pages(self, count: int) -> np.ndarray:
+        count = -(-count // self.page_units)
         taken, self.free = self.free[:count], self.free[count:]
         assert len(taken) == count
         return np.array(taken, np.int32)
 
     def add(self, prefix: np.ndarray, own_pages: int, rows: int, slack: int = 0) -> None:
         """A sequence of `prefix` and own pages, ending in the last of them; `slack` more are reserved past it."""
-        pages = np.concatenate([prefix, self.pages(own_pages + slack)])
-        end = (len(pages) - slack) * self.page_size - int(self.rng.integers(0, self.page_size))
+        pages = np.concatenate([prefix, self.pages(own_pages)])
+        end = len(pages) * self.page_size - int(self.rng.integers(0, self.page_size))
+        pages = np.concatenate([pages, self.pages(slack)])
         rows = min(rows, end)
         self.segments.append(Segment(self.next_row, rows, end - rows, pages))
         self.next_row += rows
@@ -107,12 +113,24 @@ BATCHES: dict[str, Callable[[Forest], None]] = {
 }
 
 
-def visible_slots(segments: list[Segment], page_size: int, pool_pages: int) -> np.ndarray:
-    """bool `[pages, page_size]`: the slots that some row sees."""
+def visible_slots(
+    segments: list[Segment],
+    page_size: int,
+    pool_pages: int,
+    window: int | None = None,
+    mask: np.ndarray | None = None,
+) -> np.ndarray:
+    """bool `[pages, page_size]`: the slots that some row sees. `mask`: as that of `dense_attention`."""
     seen = np.zeros((pool_pages, page_size), np.bool_)
     for s in segments:
-        end = np.arange(s.position + s.rows)
-        seen[s.pages[end // page_size], end % page_size] = True
+        token = np.arange(0 if window is None else max(0, s.position + 1 - window), s.position + s.rows)
+        if mask is not None:
+            own = s.position + np.arange(s.rows)[:, None]
+            sees = mask[s.first_row : s.first_row + s.rows][:, token] & (token <= own)
+            if window is not None:
+                sees &= token > own - window
+            token = token[sees.any(0)]
+        seen[s.pages[token // page_size], token % page_size] = True
     return seen
 
 
@@ -123,6 +141,8 @@ def dense_attention(
     segments: list[Segment],
     page_size: int,
     mask: np.ndarray | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> np.ndarray:
     """float64 `[rows, heads, head_dim]` from pages `[kv_heads, pages, page_size, head_dim]`, row by row."""
     rows, heads, dim = q.shape
@@ -133,9 +153,12 @@ def dense_attention(
             token = np.arange(s.position + r - s.first_row + 1)
             if mask is not None:
                 token = token[mask[r, : len(token)]]
+            if window is not None:
+                token = token[token > s.position + r - s.first_row - window]
             page, offset = s.pages[token // page_size], token % page_size
             for h in range(heads) if len(token) else ():
                 score = k[h // group, page, offset] @ q[r, h] * dim**-0.5
+                score = score if soft_cap is None else soft_cap * np.tanh(score / soft_cap)
                 weight = np.exp(score - score.max())
                 out[r, h] = weight @ v[h // group, page, offset] / weight.sum()
     return out

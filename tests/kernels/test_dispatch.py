@@ -41,7 +41,7 @@ def test_the_shape_names_the_kernel(
     """Under a mask none is called: the reference serves every platform."""
     shape = metadata_shape(3, 16, 960, 60, kernel)
     called = []
-    monkeypatch.setattr(import_module(module), "attend", lambda q, *_, shape: called.append(shape) or q)
+    monkeypatch.setattr(import_module(module), "attend", lambda q, *_, shape, **__: called.append(shape) or q)
     forest = grow("nothing", 3, 16, 60)
     k = filled_pages(rng.normal(size=(1, 60, 16, 64)), "bfloat16")
     metadata = unpack_metadata(shape, packed_metadata(forest.segments, shape))
@@ -141,6 +141,25 @@ def test_no_kernel_is_chosen_that_refuses(rng: np.random.Generator, device: Simp
         run = partial(run_attention, shape=shape)
         assert jax.eval_shape(run, q, pages, pages, packed) == jax.ShapeDtypeStruct(q.shape, jnp.float32)
         traced += 1
+
+
+@pytest.mark.parametrize("device", [gpu("9.0"), gpu("8.0")], ids=["gpu", "mma"])
+@pytest.mark.parametrize(
+    ("limits", "why"), [({"windowed": True}, "sliding windows"), ({"capped": True}, "a soft cap of scores")]
+)
+def test_no_kernel_computes_what_it_does_not_know(device: SimpleNamespace, limits: dict[str, bool], why: str) -> None:
+    """It is said why plain JAX serves, and a kernel that is asked all the same refuses."""
+    pages = kv_pages_struct(1, 4, 16, 128, "bfloat16", device.platform)
+    name = select_kernel(device, pages).name
+    assert name != "reference"
+    choice = select_kernel(device, pages, **limits)
+    assert choice.name == "reference"
+    assert why in choice.why_no_kernel
+    shape = metadata_shape(2, 16, 64, 4, name, window=3 if "windowed" in limits else None)
+    metadata = unpack_metadata(shape, jnp.zeros(shape.size(), jnp.int32))
+    q, pool = jnp.zeros((2, 1, 128)), jnp.zeros((1, 4, 16, 128), jnp.bfloat16)
+    with pytest.raises(ValueError, match="knows no sliding windows"):
+        attend(q, pool, pool, metadata, shape=shape, soft_cap=2.0 if "capped" in limits else None)
 
 
 def run_attention(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array, shape: MetadataShape) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, get_args
 
@@ -61,18 +62,19 @@ def coverage(packed: np.ndarray, shape: MetadataShape) -> Counter[tuple[int, int
         assert entry >= 0
         assert entry + length_pages <= shape.pages
         for r in range(row, row + rows):
-            for t in range(min(int(tokens), int(length[r]) - int(start))):
+            hidden = 0 if shape.window is None else max(0, int(length[r]) - shape.window - int(start))
+            for t in range(hidden, min(int(tokens), int(length[r]) - int(start))):
                 page = int(pages[entry + t // shape.page_size])
                 seen[int(order[r]), int(start) + t, page, t % shape.page_size] += 1
     return seen
 
 
-def expected(segments: list[Segment], page_size: int) -> Counter[tuple[int, int, int, int]]:
+def expected(segments: list[Segment], page_size: int, window: int | None = None) -> Counter[tuple[int, int, int, int]]:
     return Counter(
         (s.first_row + r, t, int(s.pages[t // page_size]), t % page_size)
         for s in segments
         for r in range(s.rows)
-        for t in range(s.position + r + 1)
+        for t in range(0 if window is None else max(0, s.position + r + 1 - window), s.position + r + 1)
     )
 
 
@@ -94,21 +96,7 @@ def test_random_trees_of_random_pages(rng: Generator) -> None:
     """Trees grown by forking anywhere, page by page, with prompts, full duplicates and shared partial pages."""
     shape = metadata_shape(48, 4, 400, 300)
     for _ in range(60):
-        free = list(rng.permutation(300))
-        chains: list[list[int]] = [[]]
-        segments: list[Segment] = []
-        row = 0
-        for _ in range(int(rng.integers(1, 12))):
-            base = chains[int(rng.integers(len(chains)))]
-            pages = base[: int(rng.integers(len(base) + 1))]
-            pages = pages + [int(free.pop()) for _ in range(int(rng.integers(0 if pages else 1, 25)))]
-            chains.append(pages)
-            end = len(pages) * 4 - int(rng.integers(4))
-            rows = min(int(rng.integers(1, 5)), end, 48 - row)
-            if rows:
-                segments.append(Segment(row, rows, end - rows, np.array(pages, np.int32)))
-                row += rows
-        rng.shuffle(segments)
+        segments = random_tree(rng, 300, 48)
         _, packed = build(segments, shape)
         assert coverage(packed, shape) == expected(segments, 4)
 
@@ -179,6 +167,124 @@ def test_one_row_takes_long_items_and_short_ones_for_the_rest() -> None:
         assert sorted(items[3, : stats.items].tolist()) == [16 * length for length in lengths]
 
 
+PAGE_WINDOWS = (1, 15, 16, 17, 40, 300, 10**6)  # around a page of 16 tokens, and more than any context has
+
+
+class TestWindows:
+    """A row sees the last tokens only: exactly these, and no page before those of all rows is read."""
+
+    @pytest.mark.parametrize("window", PAGE_WINDOWS)
+    @pytest.mark.parametrize(("page_size", "kernel"), [(1, "reference"), (16, "reference"), (16, "tpu")])
+    def test_every_visible_token_once(
+        self, grow: Callable, kinds: list[str], page_size: int, kernel: KernelName, window: int
+    ) -> None:
+        shape = metadata_shape(64, page_size, 120 * page_size, 120, kernel, window=window)
+        for kind in kinds:
+            segments = grow(kind, 64, page_size, 120).segments
+            _, packed = build(segments, shape)
+            assert coverage(packed, shape) == expected(segments, page_size, window), kind
+
+    @pytest.mark.parametrize("window", [1, 3, 4, 5, 30, 200])
+    def test_random_trees(self, rng: Generator, window: int) -> None:
+        """Forks anywhere, so that readers of one node see different parts of it, or nothing."""
+        for share_tokens in (1, 8, 64):
+            shape = replace(metadata_shape(48, 4, 400, 300, window=window), share_tokens=share_tokens, items=4000)
+            shape = replace(shape, pages=shape.pages + 48 * 64)
+            for _ in range(20):
+                segments = random_tree(rng, 300, 48)
+                _, packed = build(segments, shape)
+                assert coverage(packed, shape) == expected(segments, 4, window)
+
+    @pytest.mark.parametrize(
+        ("window", "read"), [(1, 1), (15, 1), (16, 1), (17, 2), (32, 2), (33, 3), (50, 4), (160, 10), (10**6, 10)]
+    )
+    def test_pages_before_the_window_are_not_listed(self, window: int, read: int) -> None:
+        """Of a row at the last slot of its tenth page."""
+        shape = metadata_shape(4, 16, 4096, 600, window=window)
+        stats, packed = build([Segment(0, 1, 159, chain(range(1, 20)))], shape)
+        assert stats.pages_read == read
+        assert unpack_metadata(shape, packed).pages[:read].tolist() == list(range(11 - read, 11))
+
+    def test_a_chunk_reads_what_its_first_row_sees_and_rows_are_left_out_of_items_behind_their_window(self) -> None:
+        shape = metadata_shape(512, 16, 4096, 600, window=64)
+        stats, packed = build([Segment(0, 512, 512, chain(range(1, 100)))], shape)
+        assert stats.pages_read == 32 + 4  # the chunk's own, and what 63 tokens before it reach into
+        items = Item(*unpack_metadata(shape, packed).items[:, : stats.items].astype(int))
+        assert stats.items > 1
+        position = 512 + items.first_row
+        np.testing.assert_array_equal(items.first_row, np.maximum(items.first_token - 512, 0))
+        last = np.minimum(items.first_token + items.tokens + 62, 1023)
+        np.testing.assert_array_equal(position + items.rows - 1, last)
+
+    def test_readers_of_a_shared_prefix_list_it_once_from_where_the_first_of_them_sees(self) -> None:
+        """Three contexts behind 64 pages, each a little longer; a fourth has gone on too far to see any of it."""
+        shape = metadata_shape(16, 16, 16384, 1100, window=512)
+        prefix = range(1, 65)
+        ends = (64 * 16 + 3, 64 * 16 + 40, 64 * 16 + 100, 64 * 16 + 520)
+        pages = [chain(prefix, range(90 + 40 * i, 130 + 40 * i)) for i in range(4)]  # in the order of rows
+        segments = [Segment(i, 1, end, table) for i, (end, table) in enumerate(zip(ends, pages, strict=True))]
+        stats, packed = build(segments, shape)
+        own = [1, 3, 7, 33]  # the last one's window begins in its own pages
+        assert stats.pages_read == 32 + sum(own)
+        assert coverage(packed, shape) == expected(segments, 16, 512)
+        items = Item(*unpack_metadata(shape, packed).items[:, : stats.items].astype(int))
+        of_prefix = items.first_token < 1024
+        assert set(items.rows[of_prefix]) == {3}  # the fourth is not among the rows that the prefix is read for
+
+    def test_what_too_few_readers_see_is_not_shared(self) -> None:
+        """A prefix of 40 pages that a second reader sees 15 or 16 pages of: 256 tokens are worth sharing."""
+        shape = metadata_shape(2, 16, 16384, 1100, window=20 * 16)
+        for gap, shared in ((4, True), (5, False)):
+            near = Segment(0, 1, 41 * 16 - 1, chain(range(1, 41), [100]))
+            far = Segment(1, 1, (40 + gap) * 16 - 1, chain(range(1, 41), range(200, 200 + gap)))
+            stats, _ = build([near, far], shape)
+            seen_by = 19, 20 - gap
+            assert stats.pages_read == 1 + gap + (seen_by[0] if shared else sum(seen_by))
+
+    def test_the_first_token_that_a_mask_leaves(self) -> None:
+        """Pages before it are not listed; those of another sequence are."""
+        shape = metadata_shape(4, 16, 4096, 600)
+        far = Segment(0, 3, 155, chain(range(1, 20)), first_token=100)
+        near = Segment(3, 1, 40, chain(range(30, 34)))
+        stats, packed = build([far, near], shape)
+        assert stats.pages_read == 4 + 3
+        from_page = Counter({key: n for key, n in expected([far], 16).items() if key[1] >= 96})
+        assert coverage(packed, shape) == from_page + expected([near], 16)
+
+    def test_lists_of_short_windows_are_short(self) -> None:
+        """And rows alone have no items that their windows never fill."""
+        short, whole = metadata_shape(16, 16, 32768, 3000, window=128), metadata_shape(16, 16, 32768, 3000)
+        assert short.size() < whole.size() / 3
+        assert [c.pages for c in short.classes if c.rows == 1] == [8]
+        assert [c.pages for c in whole.classes if c.rows == 1] == [8, 32, 128]
+        assert metadata_shape(16, 16, 32768, 3000, window=10**6) == replace(whole, window=10**6)
+
+    @pytest.mark.parametrize("window", [0, -1])
+    def test_no_window_is_empty(self, window: int) -> None:
+        with pytest.raises(ValueError, match="a row sees itself"):
+            metadata_shape(4, 16, 64, 8, window=window)
+
+
+def random_tree(rng: Generator, pool: int, rows_of_step: int) -> list[Segment]:
+    """Trees of pages of 4 tokens, grown by forking anywhere, with prompts, duplicates and shared partial pages."""
+    free = list(rng.permutation(pool))
+    chains: list[list[int]] = [[]]
+    segments: list[Segment] = []
+    row = 0
+    for _ in range(int(rng.integers(1, 12))):
+        base = chains[int(rng.integers(len(chains)))]
+        pages = base[: int(rng.integers(len(base) + 1))]
+        pages = pages + [int(free.pop()) for _ in range(int(rng.integers(0 if pages else 1, 25)))]
+        chains.append(pages)
+        end = len(pages) * 4 - int(rng.integers(4))
+        rows = min(int(rng.integers(1, 5)), end, rows_of_step - row)
+        if rows:
+            segments.append(Segment(row, rows, end - rows, np.array(pages, np.int32)))
+            row += rows
+    rng.shuffle(segments)
+    return segments
+
+
 def test_nothing_to_do() -> None:
     shape = metadata_shape(8, 16, 4096, 600)
     stats, packed = build([], shape)
@@ -234,6 +340,18 @@ class TestCapacity:
             seen[mine] += np.clip(metadata.visible_tokens[mine] - start, 0, tokens)
         np.testing.assert_array_equal(seen, metadata.visible_tokens)
 
+    @for_every_kernel
+    @pytest.mark.parametrize("window", [1, 16, 17, 130, 1024, 5000])
+    def test_windows(self, kernel: KernelName, window: int) -> None:
+        """Rows alone whose windows begin at the end of a page, and a chunk of as many rows."""
+        rows, page_size, context = 32, 16, 8192
+        shape = metadata_shape(rows, page_size, context, rows * context // page_size, kernel, window=window)
+        each = context // page_size
+        for slack in (0, 1, 15):
+            segments = [Segment(i, 1, context - 1 - slack, chain(range(i * each, (i + 1) * each))) for i in range(rows)]
+            build(segments, shape)
+        build([Segment(0, rows, context - rows, chain(range(each)))], shape)
+
     def test_sizes_stay_small(self) -> None:
         """Copied to the device every step: a large mixed step over a large pool, and a decode step over a small one."""
         assert metadata_shape(512, 16, 32768, 40000).size() * 4 < 400_000
@@ -260,6 +378,8 @@ class TestRefusals:
             (Segment(2, 1, -1, np.array([3], np.int32)), "position -1"),
             (Segment(2, 2, 15, np.array([3], np.int32)), "1 pages of int32 for 17 tokens"),
             (Segment(2, 1, 0, np.array([3], np.int64)), "int64"),
+            (Segment(2, 1, 3, np.array([3], np.int32), first_token=4), "from 4 on"),
+            (Segment(2, 1, 3, np.array([3], np.int32), first_token=-1), "from -1 on"),
             (Segment(2, 1, 0, np.array([8], np.int32)), "page id"),
             (Segment(2, 1, 0, np.array([-1], np.int32)), "page id"),
         ],

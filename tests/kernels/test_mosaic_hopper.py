@@ -5,7 +5,7 @@ What only hardware shows is not tested here: speed, and what the interpreter lea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,24 +16,23 @@ import pytest
 
 from jaxctx_kernels import KVPages, Segment, metadata_shape, unpack_metadata
 
-if jax.__version_info__ < (0, 12):  # 0.11's refuses barriers that not every warpgroup waits for to the last
+from .builders import dequantized, filled_pages, packed_metadata, zero_pages
+from .interpreters import OLDEST_JAX_FOR_GPU, gpu_interpreter
+
+if jax.__version_info__ < OLDEST_JAX_FOR_GPU:
     pytest.skip("the GPU interpreter of JAX 0.12 or newer is needed", allow_module_level=True)
 
-from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpret_mode_state
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxctx_kernels import mosaic_hopper
-
-from .builders import dequantized, filled_pages, packed_metadata, zero_pages
 
 Generator = np.random.Generator
 
 
 @pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Interpret kernels, without what the interpreter does not know."""
-    monkeypatch.setattr(mosaic_hopper, "IN_REGISTERS", False)
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+def interpreter() -> Iterator[None]:
+    """Interpret kernels."""
+    with gpu_interpreter():
         yield
 
 
@@ -121,31 +120,6 @@ def test_equals_dense_attention(
         of_case.check(rng, grow(kind, case[0], case[1], 60).segments, visible, dense)
 
 
-@pytest.mark.campaign
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("rows", [50, 130])
-@pytest.mark.parametrize("group", [1, 4, 8])
-@pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
-def test_many_trees(
-    rng: Generator,
-    grow: Callable,
-    kinds: list[str],
-    visible: Callable,
-    dense: Callable,
-    rows: int,
-    group: int,
-    dim: int,
-    page_size: int,
-    dtype: str,
-) -> None:
-    case = Case(rows, page_size, dim, group, dtype=dtype)
-    for kind in kinds:
-        print(kind)
-        case.check(rng, grow(kind, rows, page_size, 60).segments, visible, dense)
-
-
 @pytest.mark.parametrize(
     ("rows", "dtype"),
     [
@@ -174,26 +148,6 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
     np.testing.assert_array_equal(spoilt, clean)
 
 
-def multiply_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the kernel keep weights and outputs in registers, as on a GPU, by products that the interpreter knows."""
-
-    of_shared_memory = mosaic_hopper.product
-
-    def product(a: Any, b: Any, columns: int) -> jax.Array:
-        if not isinstance(a, jax.Array):
-            return of_shared_memory(a, b, columns)
-        right = b[...]
-        plgpu.commit_smem()  # a GPU's products read as copies write; this read has to be ordered before them
-        return jnp.dot(a.astype(jnp.float32), right.astype(jnp.float32))
-
-    def accumulated(start: jax.Array, a: Any, b: Any) -> jax.Array:
-        return start + product(a, b, start.shape[1])
-
-    monkeypatch.setattr(mosaic_hopper, "IN_REGISTERS", True)
-    monkeypatch.setattr(mosaic_hopper, "product", product)
-    monkeypatch.setattr(mosaic_hopper, "accumulated", accumulated)
-
-
 @pytest.mark.parametrize("in_registers", [False, True])
 @pytest.mark.parametrize(
     ("rows", "dim", "dtype"),
@@ -210,21 +164,19 @@ def test_full_steps(
     grow: Callable,
     visible: Callable,
     dense: Callable,
-    monkeypatch: pytest.MonkeyPatch,
     in_registers: bool,
     rows: int,
     dim: int,
     dtype: str,
 ) -> None:
     """A prompt's rows over a long prefix, whose steps need no mask but the last, beside a row that is not of it."""
-    if in_registers:
-        multiply_in_registers(monkeypatch)
     forest = grow("nothing", rows, 16, 60)
     prompt = Segment(0, rows - 3, 330 - rows, forest.pages(21))
     segments = [prompt, Segment(rows - 2, 1, 70, forest.pages(5))]
     case = Case(rows, 16, dim, 4, dtype=dtype)
-    assert full_steps(case, segments) >= 4
-    case.check(rng, segments, visible, dense)
+    with gpu_interpreter(in_registers=in_registers):
+        assert full_steps(case, segments) >= 4
+        case.check(rng, segments, visible, dense)
 
 
 def full_steps(case: Case, segments: list[Segment]) -> int:
@@ -353,10 +305,7 @@ def test_the_check_finds(
     rows = 128 if spoil is spoil_widening else 16
     segments = [Segment(0, rows, 460 - rows, grow("nothing", rows, 16, 60).pages(30))]
     spoil(monkeypatch)
-    try:
-        with pytest.raises(Exception, match=found):
-            Case(rows, 16, 64, 4, dtype=dtype, processors=1).check(  # as many steps as buffers and more
-                rng, segments, visible, dense, scale=1
-            )
-    finally:
-        reset_gpu_interpret_mode_state()  # what failed is still there
+    with pytest.raises(Exception, match=found):
+        Case(rows, 16, 64, 4, dtype=dtype, processors=1).check(  # as many steps as buffers and more
+            rng, segments, visible, dense, scale=1
+        )

@@ -1,6 +1,5 @@
 """The kernel for NVIDIA GPUs since Ampere in JAX's GPU interpreter, against dense float64 attention.
 
-The interpreter does not know `mma`: here it is a product of float32, which no test can tell from a tensor core's.
 What only hardware shows is not tested: speed, and what the interpreter leaves out (registers, layouts in memory).
 """
 
@@ -15,32 +14,21 @@ import pytest
 
 from jaxctx_kernels import KVPages, Segment, metadata_shape, unpack_metadata
 
-if jax.__version_info__ < (0, 12):
-    pytest.skip("the GPU interpreter of JAX 0.12 or newer is needed", allow_module_level=True)
+from .builders import dequantized, filled_pages, packed_metadata, zero_pages
+from .interpreters import OLDEST_JAX_FOR_GPU, gpu_interpreter
 
-from jax._src.interpreters import mlir
-from jax._src.pallas.mosaic_gpu import primitives
-from jax.experimental.pallas import mosaic_gpu as plgpu
+if jax.__version_info__ < OLDEST_JAX_FOR_GPU:
+    pytest.skip("the GPU interpreter of JAX 0.12 or newer is needed", allow_module_level=True)
 
 from jaxctx_kernels import mosaic_mma
 
-from .builders import dequantized, filled_pages, packed_metadata, zero_pages
-
 Generator = np.random.Generator
-
-
-def multiply(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    product: jax.Array = acc + jnp.dot(a, b, preferred_element_type=jnp.float32)
-    return product
-
-
-mlir.register_lowering(primitives.mma_p, mlir.lower_fun(multiply, multiple_results=False), platform="cpu")
 
 
 @pytest.fixture(autouse=True)
 def interpreter() -> Iterator[None]:
     """Interpret kernels."""
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+    with gpu_interpreter():
         yield
 
 
@@ -107,31 +95,6 @@ def test_equals_dense_attention(
     for kind in batches:
         print(kind)
         of_case.check(rng, grow(kind, case[0], case[1], 60).segments, visible, dense)
-
-
-@pytest.mark.campaign
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("rows", [50, 130])
-@pytest.mark.parametrize("group", [1, 4, 7])
-@pytest.mark.parametrize("dim", [64, 80, 96, 112, 128, 256])
-@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
-def test_many_trees(
-    rng: Generator,
-    grow: Callable,
-    kinds: list[str],
-    visible: Callable,
-    dense: Callable,
-    rows: int,
-    group: int,
-    dim: int,
-    page_size: int,
-    dtype: str,
-) -> None:
-    case = Case(rows, page_size, dim, group, 1, dtype)
-    for kind in kinds:
-        print(kind)
-        case.check(rng, grow(kind, rows, page_size, 60).segments, visible, dense)
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,15 @@ What no row sees is NaN too. Nothing here says how fast it is, or that it compil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, PartitionSpec
 
@@ -31,7 +29,8 @@ from jaxctx_kernels import (
     write_kv,
 )
 
-from .builders import dequantized, packed_metadata
+from .builders import BATCHES, dequantized, packed_metadata
+from .interpreters import Dma, tpu_interpreter
 
 Generator = np.random.Generator
 
@@ -48,11 +47,14 @@ class Case:
     dtype: str = "bfloat16"
     beside: int = 1  # heads in one row of lanes
     pool_pages: int = 120
-    dma: Literal["eager", "on_wait"] = "on_wait"  # when the interpreter carries out a copy
+    window: int | None = None
+    soft_cap: float | None = None
+    dma: Dma = "on_wait"
 
     @property
     def shape(self) -> MetadataShape:
-        return metadata_shape(self.rows, self.page_size, self.pool_pages * self.page_size, self.pool_pages, "tpu")
+        sizes = self.rows, self.page_size, self.pool_pages * self.page_size, self.pool_pages
+        return metadata_shape(*sizes, "tpu", window=self.window)
 
     @property
     def multiplied(self) -> str:
@@ -80,10 +82,7 @@ class Case:
 
     def attend(self, run: Callable, q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: list[Segment]) -> np.ndarray:
         """float32 `[rows, heads, head_dim]`, with the program `run` of `program`."""
-        params = pltpu.InterpretParams(
-            detect_races=True, uninitialized_memory="nan", dma_execution_mode=self.dma, out_of_bounds_reads="raise"
-        )
-        with pltpu.force_tpu_interpret_mode(params):
+        with tpu_interpreter(self.dma):
             got = np.array(
                 run(
                     jnp.asarray(q, self.multiplied),
@@ -93,32 +92,29 @@ class Case:
                 )
             )
         assert got.dtype == np.float32
-        assert not interpreter.races.races_found
         return got
 
     def program(self) -> Callable:
-        return jax.jit(lambda q, k, v, packed: attend(q, k, v, unpack_metadata(self.shape, packed), shape=self.shape))
+        def run(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
+            metadata = unpack_metadata(self.shape, packed)
+            return attend(q, k, v, metadata, shape=self.shape, soft_cap=self.soft_cap)
+
+        return jax.jit(run)
 
     def check(self, rng: Generator, run: Callable, segments: list[Segment], visible: Callable, dense: Callable) -> None:
         q, k, v = self.random(rng)
-        hidden = ~visible(segments, self.page_size, self.pool_pages)
+        hidden = ~visible(segments, self.page_size, self.pool_pages, self.window)
         k[:, hidden], v[:, hidden] = np.nan, rng.choice([np.nan, np.inf])
         padding = np.ones(self.rows, np.bool_)
         for s in segments:
             padding[s.first_row : s.first_row + s.rows] = False
         q[padding] = np.nan
         got = self.attend(run, q, k, v, segments)
-        want = dense(q, self.kept(k), self.kept(v), segments, self.page_size)
+        limits = {"window": self.window, "soft_cap": self.soft_cap}
+        want = dense(q, self.kept(k), self.kept(v), segments, self.page_size, **limits)
         tolerance = 1e-5 if self.dtype == "float32" else 1e-2  # weights are rounded to the dtype of values
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
         assert not got[padding].any()
-
-
-@pytest.fixture(autouse=True)
-def _fresh_interpreter() -> Iterator[None]:
-    """An exception leaves the interpreter's state behind, for all who come after."""
-    yield
-    interpreter.reset_tpu_interpret_mode_state()
 
 
 QUICK_CASES = [
@@ -126,8 +122,14 @@ QUICK_CASES = [
     (Case(50, 32, 64, 4, beside=2), ["chunks_and_decode"]),
     (Case(50, 16, 128, 4, dtype="int8"), ["one_prefix"]),
     (Case(50, 16, 128, 3, dtype="float32"), ["chunks_and_decode"]),  # rows' heads straddle the windows' ends
+    (Case(64, 16, 128, 3, dtype="float32", window=40, soft_cap=1.5), ["chunks_and_decode", "three_levels"]),
+    (Case(50, 16, 64, 4, beside=2, window=17), ["many_prefixes"]),
 ]
 SLOW_CASES = [
+    *[(Case(64, 16, 128, 2, dtype="float32", window=window), list(BATCHES)) for window in (1, 15, 16, 100, 10**6)],
+    (Case(50, 16, 128, 4, dtype="int8", window=33, soft_cap=2.0), ["chunks_and_decode", "one_prefix"]),
+    (Case(50, 16, 128, 4, dtype="float8_e4m3fn", window=70, soft_cap=4.0), ["chunks_and_decode"]),
+    (Case(300, 16, 128, 1, dtype="float32", window=50), ["chunks_and_decode"]),
     (Case(64, 16, 128, 4, dtype="float32"), ["no_sharing", "one_prefix"]),
     (Case(50, 16, 128, 4, dma="eager"), ["many_prefixes"]),
     (Case(50, 32, 64, 4, beside=2), ["many_prefixes"]),
@@ -153,27 +155,6 @@ def test_equals_dense_attention(
     for kind in kinds:
         forest = grow(kind, case.rows, case.page_size, case.pool_pages)
         case.check(rng, run, forest.segments, visible, dense)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
-@pytest.mark.parametrize("group", [1, 2, 4, 8])
-@pytest.mark.parametrize(("dim", "beside"), [(64, 1), (64, 2), (128, 1), (256, 1)])
-def test_many_trees(
-    rng: Generator,
-    grow: Callable,
-    kinds: list[str],
-    visible: Callable,
-    dense: Callable,
-    dim: int,
-    beside: int,
-    group: int,
-    page_size: int,
-) -> None:
-    case = Case(64, page_size, dim, group, dtype=str(rng.choice(["float32", "bfloat16"])), beside=beside)
-    run = case.program()
-    for kind in kinds * 2:
-        case.check(rng, run, grow(kind, case.rows, page_size, case.pool_pages).segments, visible, dense)
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,15 @@ beside them, is a matter of the compile checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -24,14 +23,10 @@ from jaxctx.engine.runner.step import KVCache
 from jaxctx.model.sharding import EVERY_DEVICE, KV
 from jaxctx_kernels import copy_pages, kv_cache, kv_pages_struct, pallas_tpu_pages, read_pages, write_pages
 
+from .interpreters import Dma, tpu_interpreter
+
 Generator = np.random.Generator
 PAGES = 12
-
-
-@pytest.fixture(autouse=True)
-def _leave_nothing() -> Iterator[None]:
-    yield
-    interpreter.reset_tpu_interpret_mode_state()  # an exception leaves it behind, for all who come after
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Case:
     heads: int = 2
     dim: int = 128
     dtype: str = "bfloat16"
-    dma: Literal["eager", "on_wait"] = "on_wait"  # when the interpreter carries out a copy
+    dma: Dma = "on_wait"
 
     def filled(self, rng: Generator) -> Any:
         """Pages of random numbers; none is NaN, of which plain JAX on a CPU keeps not every bit."""
@@ -55,13 +50,8 @@ class Case:
 
     def interpret(self, move: Callable[..., Any], *arguments: Any) -> Any:
         """What `move` returns. Fails if two copies race."""
-        params = pltpu.InterpretParams(
-            detect_races=True, uninitialized_memory="nan", dma_execution_mode=self.dma, out_of_bounds_reads="raise"
-        )
-        with pltpu.force_tpu_interpret_mode(params):
-            moved = jax.block_until_ready(jax.jit(move)(*arguments))
-        assert not interpreter.races.races_found
-        return moved
+        with tpu_interpreter(self.dma):
+            return jax.block_until_ready(jax.jit(move)(*arguments))
 
 
 def bits(array: Any) -> np.ndarray:

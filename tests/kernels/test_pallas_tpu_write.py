@@ -7,27 +7,24 @@ the compile checks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, Mesh
 
 from jaxctx.engine.runner.step import KVCache, PagedAttention, StepShape, unpack_inputs
+from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import EVERY_DEVICE
 from jaxctx_kernels import (
     KernelName,
-    QuantizedKV,
     Segment,
     kv_pages_struct,
-    kv_values,
     metadata_shape,
     pallas_tpu_write,
     write_kv,
@@ -36,46 +33,9 @@ from jaxctx_kernels import (
 from jaxctx_kernels.kv_cache import read_pages
 
 from .builders import packed_metadata
+from .interpreters import Dma, tpu_interpreter
 
 Generator = np.random.Generator
-run_kernel = pallas_tpu_write.run_kernel
-
-
-def to_words(values: jax.Array) -> jax.Array:
-    """uint32 `[heads, pages, word rows, lanes]`: as the TPU has it, the first token in the lowest bits."""
-    heads, pages, page_size, lanes = values.shape
-    tokens = 4 // values.dtype.itemsize
-    if tokens == 1:
-        return jax.lax.bitcast_convert_type(values, jnp.uint32)
-    by_word = values.reshape(heads, pages, page_size // tokens, tokens, lanes).swapaxes(3, 4)
-    return jax.lax.bitcast_convert_type(by_word, jnp.uint32)
-
-
-def from_words(words: jax.Array, dtype: Any) -> jax.Array:
-    """The inverse of `to_words`."""
-    numbers = jax.lax.bitcast_convert_type(words, dtype)
-    if numbers.ndim == words.ndim:
-        return numbers
-    heads, pages, rows, lanes, tokens = numbers.shape
-    return numbers.swapaxes(3, 4).reshape(heads, pages, rows * tokens, lanes)
-
-
-def with_values(pages: Any, values: jax.Array) -> Any:
-    return QuantizedKV(values, pages.scales) if isinstance(pages, QuantizedKV) else values
-
-
-def run_with_words(plan: Any, rows: Any, pages: Any) -> Any:
-    """`run_kernel`, with pages of words."""
-    dtype = kv_values(pages[0]).dtype
-    words = tuple(with_values(each, to_words(kv_values(each))) for each in pages)
-    return tuple(with_values(each, from_words(kv_values(each), dtype)) for each in run_kernel(plan, rows, words))
-
-
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(pallas_tpu_write, "run_kernel", run_with_words)
-    yield
-    interpreter.reset_tpu_interpret_mode_state()  # an exception leaves it behind, for all who come after
 
 
 @dataclass(frozen=True)
@@ -88,7 +48,7 @@ class Case:
     dim: int = 128
     dtype: str = "bfloat16"
     pages: int = 12
-    dma: Literal["eager", "on_wait"] = "on_wait"  # when the interpreter carries out a copy
+    dma: Dma = "on_wait"
 
     def filled(self, rng: Generator) -> Any:
         """Pages with something in every slot, and where there are spare lanes of scales also there."""
@@ -107,13 +67,9 @@ class Case:
         k = self.random_rows(rng, len(slots)) if k is None else k
         v = self.random_rows(rng, len(slots)) if v is None else v
         given = jnp.asarray(slots, jnp.int32)
-        params = pltpu.InterpretParams(
-            detect_races=True, uninitialized_memory="nan", dma_execution_mode=self.dma, out_of_bounds_reads="raise"
-        )
-        with pltpu.force_tpu_interpret_mode(params):
+        with tpu_interpreter(self.dma):
             got = jax.jit(lambda *args: write_rows(*args, kernel="tpu"))(k_pages, v_pages, k, v, given)
             jax.block_until_ready(got)
-        assert not interpreter.races.races_found
         every = jnp.arange(1, self.pages)
         for written, pages, rows in zip(got, (k_pages, v_pages), (k, v), strict=True):
             want = write_kv(pages, rows, given)
@@ -273,21 +229,23 @@ def test_a_layer_of_a_step_writes_and_attends(rng: Generator, split: bool) -> No
         else None
     )
 
+    spec = KVSpec(layers=1, kv_heads=heads, head_dim=128, dtype="bfloat16", group=2)
+
     def attend(kernel: KernelName) -> tuple[jax.Array, KVCache]:
-        shape = StepShape(rows, 1, metadata_shape(rows, page_size, pages * page_size, pages, kernel))
+        shape = StepShape(rows, 1, (metadata_shape(rows, page_size, pages * page_size, pages, kernel),))
         packed = np.zeros(shape.size, np.int32)
         inputs = unpack_inputs(packed, shape)
         inputs.kv_slots[:] = slots
-        inputs.metadata[:] = packed_metadata(segments, shape.metadata)
+        inputs.metadata[0][:] = packed_metadata(segments, shape.metadata[0])
 
         def layer(pool: KVCache, packed: jax.Array) -> tuple[jax.Array, KVCache]:
-            backend = PagedAttention((pool,), 1, unpack_inputs(packed, shape), shape, mesh)
+            backend = PagedAttention((pool,), spec, unpack_inputs(packed, shape), shape, mesh)
             return backend.attend(0, q, k, v), backend.pools[0]
 
         return jax.jit(layer)(pool, jnp.asarray(packed))
 
     want, want_pool = attend("reference")
-    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")):
+    with tpu_interpreter():
         got, got_pool = jax.block_until_ready(attend("tpu"))
     np.testing.assert_allclose(got, want, rtol=2e-2, atol=2e-2)
     for written, of_reference in zip(got_pool, want_pool, strict=True):

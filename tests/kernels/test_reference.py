@@ -6,6 +6,7 @@ Also sums over what rows see, which walk the tiles as the reference does, agains
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -24,7 +25,7 @@ ROWS, POOL = 64, 120
 EIGHT = ("int8", "float8_e4m3fn")
 
 
-@partial(jax.jit, static_argnames="shape")
+@partial(jax.jit, static_argnames=("shape", "soft_cap"))
 def run_attend(
     q: jax.Array,
     k: jax.Array,
@@ -33,8 +34,9 @@ def run_attend(
     mask: np.ndarray | None = None,
     *,
     shape: MetadataShape,
+    soft_cap: float | None = None,
 ) -> jax.Array:
-    return attend(q, k, v, unpack_metadata(shape, packed), mask, shape=shape)
+    return attend(q, k, v, unpack_metadata(shape, packed), mask, shape=shape, soft_cap=soft_cap)
 
 
 @partial(jax.jit, static_argnames="shape")
@@ -218,6 +220,125 @@ def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: li
     assert run_sum._cache_size() == before
 
 
+class TestWindowsAndSoftCaps:
+    """A row sees the last tokens only, and scores are capped before what it does not see is left out."""
+
+    @pytest.mark.parametrize(
+        ("window", "soft_cap", "page_size", "dtype", "narrow"),
+        [
+            (1, None, 16, "float32", False),
+            (17, None, 16, "float32", False),
+            (40, 2.5, 16, "float32", False),
+            (10**6, 30.0, 16, "float32", False),
+            (None, 0.7, 16, "float32", False),
+            pytest.param(15, 20.0, 16, "bfloat16", True, marks=pytest.mark.slow),
+            pytest.param(16, 2.0, 1, "float32", True, marks=pytest.mark.slow),
+            (100, 5.0, 16, "bfloat16", False),
+            (70, 3.0, 16, "int8", True),
+            pytest.param(33, None, 32, "float8_e4m3fn", True, marks=pytest.mark.slow),
+            pytest.param(300, 4.0, 16, "int8", False, marks=pytest.mark.slow),
+        ],
+    )
+    def test_equals_dense_attention(
+        self,
+        rng: Generator,
+        grow: Callable,
+        kinds: list[str],
+        visible: Callable,
+        dense: Callable,
+        exact: Callable,
+        window: int | None,
+        soft_cap: float | None,
+        page_size: int,
+        dtype: str,
+        narrow: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Slots that no row sees, before its window or behind it, are poisoned."""
+        monkeypatch.setattr(kv_cache, "CPU_MULTIPLIES_BFLOAT16", narrow)
+        jax.clear_caches()
+        shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL, window=window)
+        shape = replace(shape, share_tokens=min(64, shape.share_tokens), items=2000, pages=4000)  # share more
+        for kind in kinds:
+            segments = grow(kind, ROWS, page_size, POOL).segments
+            pools = rng.normal(size=(2, 2, POOL, page_size, 64)) * 2
+            pools[:, :, ~visible(segments, page_size, POOL, window)] = np.nan
+            k, v = (filled_pages(x, dtype) for x in pools)
+            q = jnp.asarray(rng.normal(size=(ROWS, 6, 64)), "bfloat16" if narrow else "float32")
+            got = run_attend(q, k, v, packed_metadata(segments, shape), shape=shape, soft_cap=soft_cap)
+            q64, k64, v64 = np.asarray(q, np.float64), exact(k), exact(v)
+            limits = {"window": window, "soft_cap": soft_cap}
+            want = dense(q64, k64, v64, segments, page_size, **limits)
+            slack = 2**-8 * dense(q64, k64, np.abs(v64), segments, page_size, **limits) if narrow else 0
+            assert (np.abs(got - want) <= 1e-4 * np.abs(want) + 4e-5 + slack).all(), kind
+
+    @pytest.mark.parametrize("window", [1, 5, 64, 65])
+    def test_rows_that_see_nothing_of_what_others_share(self, rng: Generator, dense: Callable, window: int) -> None:
+        """Of forks of one prefix, some have gone on further than their window reaches back; one shares every item."""
+        shape = replace(metadata_shape(16, 4, 400, POOL, window=window), share_tokens=1, items=2000, pages=4000)
+        prefix = np.arange(1, 41, dtype=np.int32)
+        segments = []
+        for row, own in enumerate(rng.permutation([1, 2, 3, 10, 17, 18, 4, 1])):
+            pages = np.concatenate([prefix, 41 + np.arange(own) + sum(len(s.pages) - 40 for s in segments)])
+            segments.append(Segment(2 * row, 2, len(pages) * 4 - int(rng.integers(2, 5)), pages.astype(np.int32)))
+        k, v = rng.normal(size=(2, 1, POOL, 4, 32)).astype(np.float32)
+        q = 4 * rng.normal(size=(16, 2, 32)).astype(np.float32)
+        got = run_attend(q, k, v, packed_metadata(segments, shape), shape=shape)
+        np.testing.assert_allclose(got, dense(q, k, v, segments, 4, window=window), rtol=1e-4, atol=2e-5)
+
+    def test_a_window_under_a_mask(self, rng: Generator, grow: Callable, dense: Callable) -> None:
+        """Both hold."""
+        shape = metadata_shape(ROWS, 16, POOL * 16, POOL, window=50)
+        for kind in ("three_levels", "chunks_and_decode"):
+            segments = grow(kind, ROWS, 16, POOL).segments
+            mask = random_mask(rng, ROWS, POOL * 16)
+            k, v = rng.normal(size=(2, 2, POOL, 16, 64)).astype(np.float32)
+            q = rng.normal(size=(ROWS, 2, 64)).astype(np.float32)
+            got = run_attend(q, k, v, packed_metadata(segments, shape), mask, shape=shape, soft_cap=1.5)
+            want = dense(q, k, v, segments, 16, mask, window=50, soft_cap=1.5)
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+    def test_a_window_that_hides_nothing_is_none(self, rng: Generator, grow: Callable) -> None:
+        shape = metadata_shape(ROWS, 16, POOL * 16, POOL)
+        segments = grow("chunks_and_decode", ROWS, 16, POOL).segments
+        k, v = rng.normal(size=(2, 2, POOL, 16, 64)).astype(np.float32)
+        q = rng.normal(size=(ROWS, 2, 64)).astype(np.float32)
+        packed = packed_metadata(segments, shape)
+        want = run_attend(q, k, v, packed, shape=shape)
+        got = run_attend(q, k, v, packed, shape=replace(shape, window=POOL * 16))
+        np.testing.assert_array_equal(got, want)
+
+    def test_a_bad_value_before_the_window_spoils_nobody(self, rng: Generator) -> None:
+        """In the page where the window begins, of a row alone and of a chunk."""
+        shape = metadata_shape(16, 16, 1024, POOL, window=40)
+        segments = [
+            Segment(0, 1, 300, np.arange(1, 21, dtype=np.int32)),
+            Segment(1, 8, 300, np.arange(21, 42, dtype=np.int32)),
+        ]
+        k, v = rng.normal(size=(2, 1, POOL, 16, 32)).astype(np.float32)
+        q = rng.normal(size=(16, 2, 32)).astype(np.float32)
+        packed = packed_metadata(segments, shape)
+        clean = run_attend(q, k, v, packed, shape=shape)
+        for segment in segments:
+            k[:, segment.pages[260 // 16], 260 % 16] = v[:, segment.pages[260 // 16], 260 % 16] = np.nan
+        np.testing.assert_array_equal(run_attend(q, k, v, packed, shape=shape), clean)
+
+    @pytest.mark.parametrize("window", [1, 17, 40])
+    def test_visible_sum_equals_numpy(self, rng: Generator, grow: Callable, kinds: list[str], window: int) -> None:
+        shape = metadata_shape(ROWS, 16, POOL * 16, POOL, window=window)
+        for kind in kinds:
+            segments = grow(kind, ROWS, 16, POOL).segments
+            values = rng.integers(0, 2**32, size=(1, POOL, 16, 1), dtype=np.uint32)
+            want = np.zeros(ROWS, np.uint32)
+            for s in segments:
+                tokens = values[0, s.pages, :, 0].reshape(-1)
+                for row in range(s.first_row, s.first_row + s.rows):
+                    n = s.position + row - s.first_row + 1
+                    want[row] = tokens[max(0, n - window) : n].sum(dtype=np.uint32)
+            got = run_sum(filled_pages(values, "uint32"), packed_metadata(segments, shape), shape=shape)
+            np.testing.assert_array_equal(got, want, err_msg=kind)
+
+
 def random_mask(rng: Generator, rows: int, indices: int) -> np.ndarray:
     """Of any density, with rows that see nothing, rows that see all, and holes as long as items are."""
     mask = rng.random((rows, indices)) < rng.random((rows, 1))
@@ -242,7 +363,15 @@ class TestUnderAMask:
         ],
     )
     def test_equals_dense_attention(
-        self, rng: Generator, grow: Callable, kinds: list[str], dense: Callable, group: int, dim: int, page_size: int
+        self,
+        rng: Generator,
+        grow: Callable,
+        kinds: list[str],
+        visible: Callable,
+        dense: Callable,
+        group: int,
+        dim: int,
+        page_size: int,
     ) -> None:
         """Whatever metadata or mask hides of a row's own tokens is NaN or infinite for somebody, and reaches nobody."""
         kv_heads = 2
@@ -250,11 +379,7 @@ class TestUnderAMask:
         for kind in kinds:
             segments = grow(kind, ROWS, page_size, POOL).segments
             mask = random_mask(rng, ROWS, POOL * page_size)
-            seen = np.zeros((POOL, page_size), np.bool_)
-            for s in segments:
-                for row in range(s.first_row, s.first_row + s.rows):
-                    token = np.flatnonzero(mask[row, : s.position + row - s.first_row + 1])
-                    seen[s.pages[token // page_size], token % page_size] = True
+            seen = visible(segments, page_size, POOL, mask=mask)
             k, v = rng.normal(size=(2, kv_heads, POOL, page_size, dim)).astype(np.float32)
             k[:, ~seen], v[:, ~seen] = np.nan, np.inf
             q = rng.normal(size=(ROWS, kv_heads * group, dim)).astype(np.float32)

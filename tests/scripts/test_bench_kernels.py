@@ -87,7 +87,7 @@ def test_scattering_keeps_who_shares_what() -> None:
 
 
 def test_measures_are_of_a_part_and_take_as_long_as_they_must() -> None:
-    from jaxctx.engine.runner.device_timing import Work, measure
+    from jaxctx.engine.runner.check.device_timing import Work, measure
 
     calls = []
     work = Work("it", lambda: calls.append(1), read_bytes=1, flops=1, parts=4)
@@ -100,7 +100,7 @@ def test_measures_are_of_a_part_and_take_as_long_as_they_must() -> None:
 def test_fractions_are_of_the_ceilings_of_the_same_round() -> None:
     from bench_kernels.report import results, table
 
-    from jaxctx.engine.runner.device_timing import COPY, PRODUCT, Work
+    from jaxctx.engine.runner.check.device_timing import COPY, PRODUCT, Work
 
     def nothing() -> None: ...
 

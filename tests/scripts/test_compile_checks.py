@@ -7,7 +7,7 @@ import pytest
 from compiled_functions import EIGHT_BIT_WEIGHTS, SHORT, functions
 from compiler_output.sass import Loop, MachineCode
 
-from jaxctx.engine.runner.memory_planner import TARGETS
+from jaxctx.engine.plan.memory_planner import TARGETS
 from jaxctx.model.config import SHAPES
 from jaxctx.model.weights import read_config
 from scripts.compile_checks import (

@@ -13,6 +13,7 @@ from jaxctx.engine.interface import Caller
 from jaxctx.errors import AlreadyExists, NotFound
 from jaxctx.types import (
     AdapterInfo,
+    Attention,
     Comparison,
     ContextChange,
     ContextEvent,
@@ -136,10 +137,11 @@ class FakeContext:
 class FakeEngine:
     """Implements `jaxctx.engine.interface.Engine`."""
 
-    attention_window: int | None = None
+    context_reason: str = ""
     sizes_in_words = "page 4, 4 at once, 16 rows a step (as set)"
     host_tier_in_words = ""
     attention = AttentionChoice("reference", AttentionReason.PLATFORM)
+    attention_status: Attention | None = attention.as_status()
 
     adapters_in_words = ""
 

@@ -14,11 +14,11 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.engine.runner import memory_planner
+from jaxctx.engine.plan import memory_planner
+from jaxctx.engine.plan.memory_planner import TARGETS, MemoryPlan
+from jaxctx.engine.plan.mesh_plan import MeshPlan
+from jaxctx.engine.plan.mesh_targets import mesh_target
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.memory_planner import TARGETS, MemoryPlan
-from jaxctx.engine.runner.mesh_plan import MeshPlan
-from jaxctx.engine.runner.mesh_targets import mesh_target
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.weights import convert
@@ -26,7 +26,7 @@ from jaxctx_server import engine_builder
 from jaxctx_server.cli import main
 from jaxctx_server.errors import MODEL, OK, USAGE
 
-TINY = {  # as in tests/jaxctx/engine/runner/test_memory_planner.py, so that one of them finds what the other compiled
+TINY = {  # as in tests/jaxctx/engine/plan/test_memory_planner.py, so that one of them finds what the other compiled
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 64,
     "hidden_size": 32,

@@ -117,6 +117,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "max_snapshot_bytes_per_tenant": ("16", 16),
     "compile_cache": ("None", None),
     "compile_all": ("true", True),
+    "check_timeout_s": ("60", 60.0),
     "drain_timeout_s": ("1.5", 1.5),
     "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
     "log_level": ("debug", "debug"),

@@ -20,22 +20,23 @@ from jaxctx.engine.config import EngineConfig, page_bytes
 from jaxctx.engine.default_sizes import Sizes
 from jaxctx.engine.factory import ServedModel
 from jaxctx.engine.interface import Caller
+from jaxctx.engine.plan.memory_planner import MemoryPlan
 from jaxctx.engine.runner import matmul_choice
-from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.kernel_check import empty_report
-from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
-from jaxctx.engine.runner.memory_planner import MemoryPlan
+from jaxctx.engine.runner.check.comparison import empty_report
+from jaxctx.engine.runner.check.report import KernelReport, Verdict
+from jaxctx.engine.runner.check.whole_step import StepsDiffer
+from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import DecoderModel
 from jaxctx.model.weights import read_config
 from jaxctx_kernels import KernelChoice
-from jaxctx_server import engine_builder
+from jaxctx_server import engine_builder, engine_settings
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
 from jaxctx_server.errors import MODEL, USAGE, StartError
 from scripts.checkpoints import write_adapter, write_random
 from tests.echo import echo_model, echo_text
-from tests.jaxctx.engine.runner.test_kernel_report import case
+from tests.jaxctx.engine.runner.check.test_report import case
 from tests.planted_kernels import WRONG, plant_kernel, right
 from tests.serve_echo import put_echo_in_place
 
@@ -337,7 +338,7 @@ def test_a_host_tier_says_why_it_has_its_size(monkeypatch: pytest.MonkeyPatch, e
     accelerator.tokens = [65536]
     assert accelerator.build(host_tokens=128).host_tier_in_words == "128 tokens in 2 pages (as set)"
     assert accelerator.build(host_tokens=0).host_tier_in_words == ""
-    monkeypatch.setattr(engine_builder, "pages_in_host_memory", lambda *_: 100)
+    monkeypatch.setattr(engine_settings, "pages_in_host_memory", lambda *_: 100)
     words = "6,400 tokens in 100 pages (what fits into 25% of the machine's memory)"
     assert accelerator.build().host_tier_in_words == words
 
@@ -462,6 +463,73 @@ def test_a_check_needs_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (name, program.mesh.size) == ("qwen3-0.6b", 2)
     with pytest.raises(StartError, match="--attention: kernel: there is none here"):
         check(attention="kernel")
+
+
+def test_where_whole_steps_differ_the_reference_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In sizes that are measured anew, as its step takes other memory."""
+    opened: list[AttentionChoice] = []
+    planned: list[KernelChoice] = []
+
+    def open_engine(served: ServedModel, config: EngineConfig, *, attention: AttentionChoice, **_: Any) -> _Engine:
+        opened.append(attention)
+        if attention.implementation != "reference":
+            raise StepsDiffer("tpu: whole steps, 4 rows: differs: row 3")
+        return _Engine()
+
+    def fitting(config: Any, served: Any, mesh: Any, kernel: KernelChoice, progress: Any) -> tuple[Sizes, int]:
+        planned.append(kernel)
+        return Sizes(16, 4, 4, moving_pages=2, reason=""), 16
+
+    monkeypatch.setattr(engine_builder, "open_engine", open_engine)
+    monkeypatch.setattr(engine_builder, "_fitting_sizes", fitting)
+    sizes = {"model": windowed(tmp_path), "max_batch": 4, "max_batch_tokens": 4, "compile_cache": None}
+    with plant_kernel(right):
+        engine_builder.build_engine(ServeConfig(**sizes), Silent())
+        with pytest.raises(StartError, match=r"^--attention: kernel: tpu: whole steps, 4 rows: differs: row 3: run"):
+            engine_builder.build_engine(ServeConfig(**sizes, attention="kernel"), Silent())
+    first, second, last = opened
+    assert [each.reason for each in opened] == ["checked", "differs", "checked"]
+    assert second.why_no_kernel.startswith("tpu: whole steps, 4 rows: differs: row 3: run jaxctx-serve check")
+    assert [each.name for each in planned] == ["tpu", "reference", "tpu"]
+    assert (first.implementation, last.implementation) == ("tpu", "tpu")
+
+
+@pytest.mark.slow
+def test_a_check_compares_whole_steps_where_there_are_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_builder, "check_kernels", lambda program, name, on_case: empty_report(program, name))
+    monkeypatch.setattr(engine_builder, "time_kernels", lambda program: ())
+    begun: list[str] = []
+
+    def check(model: str) -> KernelReport:
+        begun.clear()
+        config = CheckConfig(compile_cache=None, model=model, max_batch=4, max_batch_tokens=4, kv_tokens=256)
+        return engine_builder.check(config, lambda _, name: begun.append(name))
+
+    with plant_kernel(right):
+        report = check(windowed(tmp_path))
+        assert [(case.rows, case.verdict, case.whole_step) for case in report.cases] == [
+            (each, Verdict.EQUAL, True) for each in ((4,) if ONE_ROW == () else (1, 4))
+        ]
+        assert report.step_tolerance is not None
+        assert report.why_no_steps == ""
+        assert list(dict.fromkeys(begun)) == ["weights", "tpu: whole steps, 4 rows", "timings"]
+        (tmp_path / "model.safetensors").unlink()
+        report = check(str(tmp_path))
+        assert (report.cases, report.step_tolerance) == ((), None)
+        assert "no weights: neither model.safetensors" in report.why_no_steps
+        assert check("qwen3-0.6b").why_no_steps == "a built-in shape has no weights"
+
+    def too_small(*_: Any, **__: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(engine_builder, "check_whole_steps", too_small)
+    with plant_kernel(right):
+        report = check(windowed(tmp_path))
+    assert report.why_no_steps == "the device's memory is too small for the weights and a step"
+    monkeypatch.setattr(engine_builder, "check_whole_steps", lambda *_: (case("tpu", Verdict.DIFFERS),))
+    with plant_kernel(right):
+        assert check(str(tmp_path)).verdict is Verdict.DIFFERS
+    assert "timings" not in begun
 
 
 class _Engine:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from jaxctx.engine.runner.kernel_report import CaseReport, KernelReport, Timing, Verdict
+from jaxctx.engine.runner.check.report import CaseReport, KernelReport, Timing, Tolerance, Verdict
 from jaxctx_server import kernel_check
 from jaxctx_server.cli import main
 from jaxctx_server.config import CheckConfig
 from jaxctx_server.errors import CHECK, MODEL, OK, USAGE, StartError
 from jaxctx_server.kernel_check import Begun, Finished, Refused, check_apart, how_it_ended, report_lines
-from tests.jaxctx.engine.runner.test_kernel_report import EMPTY, case
+from tests.jaxctx.engine.runner.check.test_report import EMPTY, case
 
 REPORT = replace(
     EMPTY,
@@ -27,11 +27,19 @@ REPORT = replace(
 WRONG = replace(REPORT, cases=[*REPORT.cases, case("tpu", Verdict.DIFFERS, 512)])
 
 
+SILENCE = "silence"
+
+
 class Connection:
     """Of a checking process that says this and ends."""
 
     def __init__(self, said: list[Any]) -> None:
         self.said = said
+        self.waited_s: list[float] = []
+
+    def poll(self, timeout_s: float) -> bool:
+        self.waited_s.append(timeout_s)
+        return self.said[:1] != [SILENCE]
 
     def recv(self) -> Any:
         if not self.said:
@@ -46,7 +54,7 @@ class Process:
 
     def __init__(self, exitcode: int) -> None:
         self.exitcode = exitcode
-        self.terminated = False
+        self.terminated = self.killed = False
 
     def start(self) -> None: ...
 
@@ -54,6 +62,10 @@ class Process:
 
     def terminate(self) -> None:
         self.terminated = True
+
+    def kill(self) -> None:
+        self.killed = True
+        self.exitcode = -signal.SIGKILL
 
 
 Says = Callable[..., Process]
@@ -80,7 +92,10 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Says:
 
 
 def test_the_report_of_a_process_that_ends_well(says: Says) -> None:
-    process, shown = says(Begun(EMPTY, "reference: a, 4 rows"), Begun(EMPTY, "timings"), Finished(REPORT)), []
+    process, shown = (
+        says(Begun(EMPTY, "reference: a, 4 rows"), Begun(EMPTY, "timings"), Begun(EMPTY, "timings"), Finished(REPORT)),
+        [],
+    )
     assert check_apart(CheckConfig(), shown.append) == REPORT
     assert shown == ["reference: a, 4 rows", "timings"]
     assert not process.terminated
@@ -102,6 +117,19 @@ def test_a_process_that_crashes_leaves_the_cases_before(says: Says, begun: str, 
     assert crashed.detail == "the process was ended by SIGSEGV; what comes after it was not compared"
     assert report.verdict is Verdict.CRASHED
     json.loads(report.as_json())
+
+
+def test_a_process_that_never_ends_is_ended(says: Says) -> None:
+    process = says(Begun(EMPTY, "reference: decoding, 4 rows"), Begun(REPORT, "tpu: decoding, 4 rows"), SILENCE)
+    report = check_apart(CheckConfig(check_timeout_s=7), lambda line: None)
+    assert process.killed
+    assert list(report.cases[:-1]) == REPORT.cases
+    assert (report.cases[-1].name, report.verdict) == ("tpu: decoding, 4 rows", Verdict.NEVER_ENDS)
+    assert report.cases[-1].detail == "the process said nothing for 7 s; what comes after it was not compared"
+    process = says(SILENCE)
+    with pytest.raises(StartError, match="nothing was compared: the process said nothing for 300 s") as raised:
+        check_apart(CheckConfig(), lambda line: None)
+    assert (process.killed, raised.value.exit_status) == (True, CHECK)
 
 
 def test_a_process_that_compares_nothing(says: Says) -> None:
@@ -146,6 +174,10 @@ def test_the_table() -> None:
     lines = list(report_lines(gpu))
     assert "(gpu, compute capability 8.0)" in lines[0]
     assert "attention is computed by plain JAX, which is slower than a kernel: it is old" in lines
+    assert not any("whole steps" in line for line in lines)
+    assert "whole steps were not compared: no weights" in report_lines(replace(EMPTY, why_no_steps="no weights"))
+    with_steps = report_lines(replace(EMPTY, step_tolerance=Tolerance(0.5, 0.06)))
+    assert any(line.startswith("tolerance of whole steps") and line.endswith("0.5      0.06") for line in with_steps)
     nothing = CaseReport("decoding", 4, "tpu", Verdict.DOES_NOT_COMPILE, "no", None, None, 0, 0.0)
     assert any("does not compile" in line for line in report_lines(replace(EMPTY, cases=[nothing])))
 

@@ -1,6 +1,6 @@
 from jaxctx.engine.default_sizes import Sizes
-from jaxctx.engine.runner.memory_planner import MemoryPlan
-from jaxctx.engine.runner.mesh_plan import CollectiveSum, MeshPlan
+from jaxctx.engine.plan.memory_planner import MemoryPlan
+from jaxctx.engine.plan.mesh_plan import CollectiveSum, MeshPlan
 from jaxctx_server.engine_plan import EnginePlan
 from jaxctx_server.plan_lines import plan_fields, plan_lines
 

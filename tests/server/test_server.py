@@ -125,13 +125,13 @@ async def test_start_to_stop(engine: Any, text: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-async def test_the_banner_names_the_window_that_limits_a_context(engine: Any, text: Any) -> None:
+async def test_the_banner_says_why_contexts_may_be_so_long(engine: Any, text: Any) -> None:
     life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0))
     await life.ready()
     assert "up to 10,000 tokens each; 4 run at once" in life.out.getvalue()
     life.stop.set()
     assert await life.task == OK
-    engine.attention_window = 10_000
+    engine.context_reason = "the model's attention window"
     life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0))
     await life.ready()
     assert "up to 10,000 tokens each (the model's attention window); 4 run at once" in life.out.getvalue()

@@ -41,7 +41,7 @@ from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner.batch import write_batch
 from jaxctx.engine.runner.kv_transfer import KVTransfer
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.engine.runner.step import read_output
+from jaxctx.engine.runner.step import read_output, write_metadata
 from jaxctx.engine.scheduler.prompt_lookup import PromptLookup
 from jaxctx.engine.scheduler.scheduler import Scheduler
 from jaxctx.engine.scheduler.scheduler_output import (
@@ -57,7 +57,6 @@ from jaxctx.model.sampling import Sampled
 from jaxctx.model.text import ModelText
 from jaxctx.seeds import derive_seed
 from jaxctx.types import ContextInfo, EngineStats, FillResult, ForwardRequest, GenerateRequest
-from jaxctx_kernels import build_attention_metadata
 
 log = logging.getLogger("jaxctx.engine")
 StepArrays: TypeAlias = tuple[Any, Any]  # logits of a custom-mask forward or None, and int32 [samples, words]
@@ -102,6 +101,7 @@ class EngineCore:
             max_forward_rows=largest_forward.rows,
             max_forward_outputs=largest_forward.samples,
             clock=deps.clock,
+            windows=[window for window in largest_forward.mask_windows if window is not None],
         )
         self.masks = MaskWorker()
         self.quotas = Quotas(config)
@@ -350,7 +350,7 @@ class EngineCore:
         shape = self.runner.select_bucket(batch.rows, batch.outputs)
         packed, views = self.runner.make_step_inputs(shape)
         segments = write_batch(batch, views, self.config.page_size, self.adapters.slot_of)
-        build_attention_metadata(segments, shape.metadata, views.metadata)
+        write_metadata(segments, shape, views)
         masks = _masks_of(batch)
         if masks:
             self.runner.load_allowed(masks)

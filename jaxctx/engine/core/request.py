@@ -180,6 +180,13 @@ class Request:
                 return index - self.next_position
         return max(end - self.next_position, 0)
 
+    def standard_rows_behind(self, limit: int) -> int:
+        """How many rows behind the next one are standard ones without a gap, up to `limit`."""
+        if not self.custom_mask_rows:
+            return limit
+        first = self.next_position + 1
+        return next((rows for rows in range(limit) if first + rows in self.custom_mask_rows), limit)
+
     def next_custom_mask_rows(self, limit: int) -> int:
         """Rows that could go into a custom-mask forward now, up to `limit`."""
         if not self.custom_mask_rows:

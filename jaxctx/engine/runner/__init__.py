@@ -6,11 +6,9 @@
     model_runner.py    `ModelRunner`: the arrays and the executables
     batch.py           `Batch`: the rows of one step, and how they are written into the step's inputs
     kv_transfer.py     `KVTransfer`: carries out the cache's page moves between device, host memory and disk
-    memory_planner.py  how much memory a model takes on a chip, as the chip's compiler reports it
     attention_choice.py  what computes attention: the device's kernel, if the check finds it right, or the reference
-    kernel_check.py    the check: kernels against the reference on the device, for the batches of kernel_cases.py
-    kernel_report.py   what it found; check_memory.py what of it the next start need not find again
-    kernel_timing.py   attention against a large copy and a large product, timed by device_timing.py
+    matmul_choice.py   as which type a CPU multiplies weights of 8 bits, as measured there
+    check/             the check: kernels against the reference on the device
 
 It knows shapes, slots and page ids. It never decides which request runs or which page is given up. Called by
 `engine.core` on the step thread.

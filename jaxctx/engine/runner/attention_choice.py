@@ -7,10 +7,11 @@ compiles a whole step: with a kernel that does not compile there would be none.
 import logging
 
 from jaxctx.engine.attention import AttentionChoice, AttentionMode, AttentionReason
-from jaxctx.engine.runner.check_memory import CheckMemory, key_of
+from jaxctx.engine.runner.check.comparison import check_kernels
+from jaxctx.engine.runner.check.remembered import CheckMemory, key_of
+from jaxctx.engine.runner.check.report import KernelReport, Verdict
+from jaxctx.engine.runner.check.time_limit import NeverEnds, within_limit
 from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.kernel_check import check_kernels
-from jaxctx.engine.runner.kernel_report import KernelReport, Verdict
 from jaxctx.errors import InvalidArgument
 from jaxctx_kernels import KernelChoice
 
@@ -20,6 +21,7 @@ REASON_OF = {
     Verdict.DIFFERS: AttentionReason.DIFFERS,
     Verdict.DOES_NOT_COMPILE: AttentionReason.DOES_NOT_COMPILE,
     Verdict.CRASHED: AttentionReason.CRASHED,
+    Verdict.NEVER_ENDS: AttentionReason.NEVER_ENDS,
 }
 WHAT_TO_DO = "run jaxctx-serve check with the same settings, and attach the file that its --json writes to an issue"
 
@@ -43,19 +45,20 @@ def unchecked(program: CompiledModel) -> AttentionChoice:
 
 
 def choose_attention(
-    program: CompiledModel, mode: AttentionMode, memory: CheckMemory, model_name: str = ""
+    program: CompiledModel, mode: AttentionMode, memory: CheckMemory, limit_s: float, model_name: str = ""
 ) -> AttentionChoice:
     """What is to compute attention. Compares the kernel of `program` with the reference, if it has one, for seconds.
 
     Raises InvalidArgument, for the field "attention", if that is to be a kernel and none serves. A kernel that does not
-    work is no error in the mode "auto": the reference is chosen, with a warning in the log.
+    work is no error in the mode "auto": the reference is chosen, with a warning in the log. But one that does not end
+    within `limit_s` is NeverEnds, whose message says what to do: then nothing can run on the device in this process.
     """
     if mode == "reference":
         return AttentionChoice("reference", AttentionReason.REQUESTED)
     require_kernel(program, mode)
     if program.kernel.name == "reference":
         return unchecked(program)
-    choice = compare(program, memory, model_name)
+    choice = compare(program, memory, limit_s, model_name)
     if choice.implementation == "reference" and mode == "kernel":
         raise no_kernel(choice.why_no_kernel)
     return choice
@@ -67,8 +70,8 @@ def require_kernel(program: CompiledModel, mode: AttentionMode) -> None:
         raise no_kernel(f"there is none here: {program.kernel.why_no_kernel or 'the path of a CPU is plain JAX'}")
 
 
-def compare(program: CompiledModel, memory: CheckMemory, model_name: str) -> AttentionChoice:
-    """The kernel of `program` if it equals the reference on its devices, else the reference."""
+def compare(program: CompiledModel, memory: CheckMemory, limit_s: float, model_name: str) -> AttentionChoice:
+    """The kernel of `program` if it equals the reference on its devices, else the reference. Raises NeverEnds."""
     key = key_of(program)
     before = memory.passed_before(key)
     if before is not None:
@@ -79,9 +82,17 @@ def compare(program: CompiledModel, memory: CheckMemory, model_name: str) -> Att
             f"{WHAT_TO_DO}; to try it again, delete {memory.file(key)}"
         )
         return refused(AttentionReason.CRASHED, why)
+    case = memory.case_without_end(key)
+    if case is not None:
+        why = f"{case}: never ends: {WHAT_TO_DO}; to try it again, delete {memory.file(key)}"
+        return refused(AttentionReason.NEVER_ENDS, why)
     memory.begin(key)
     try:
-        report = check_kernels(program, model_name)
+        report = within_limit(limit_s, lambda on_case: check_kernels(program, model_name, on_case))
+    except NeverEnds as error:
+        told = never_ended(error, program.kernel.name, memory, key)
+        log.critical("attention: %s", told)
+        raise told from None
     except BaseException:  # no verdict on the kernel: out of memory, or interrupted
         memory.forget(key)
         raise
@@ -92,6 +103,27 @@ def compare(program: CompiledModel, memory: CheckMemory, model_name: str) -> Att
     memory.passed(key, report.kernel_summary)
     log.info("attention: %s kernel, %s", program.kernel.name, report.kernel_summary)
     return AttentionChoice(program.kernel.name, AttentionReason.CHECKED, compared=report.kernel_summary)
+
+
+def never_ended(error: NeverEnds, kernel: str, memory: CheckMemory, key: str) -> NeverEnds:
+    """The same with what to do. If it is the kernel that never ends, the next start takes the reference."""
+    if not error.case.startswith(f"{kernel}: "):
+        memory.forget(key)
+        return NeverEnds(error.case, error.limit_s, "that is not the kernel, but JAX or the device")
+    memory.never_ends(key, error.case)
+    if memory.case_without_end(key) is None:
+        what_now = "start with --attention reference: it is not remembered, for want of a --compile-cache to write to"
+    else:
+        what_now = f"the next start takes plain JAX; to try the kernel again, delete {memory.file(key)}"
+    return NeverEnds(error.case, error.limit_s, what_now)
+
+
+def without_kernel(why: str, mode: AttentionMode) -> AttentionChoice:
+    """The reference in place of a kernel with which whole steps differ. Raises as `choose_attention`."""
+    why = f"{why}: {WHAT_TO_DO}"
+    if mode == "kernel":
+        raise no_kernel(why)
+    return refused(AttentionReason.DIFFERS, why)
 
 
 def refused(reason: AttentionReason, why: str) -> AttentionChoice:

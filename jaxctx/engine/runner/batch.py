@@ -30,6 +30,7 @@ def write_batch(
         (scheduled,) = batch.scheduled
         overrides = scheduled.request.context.attention_overrides
         write_attention_overrides(views, scheduled.position, scheduled.rows, overrides)
+        write_index_positions(views, overrides)
     return segments
 
 
@@ -88,6 +89,15 @@ def write_attention_overrides(views: StepInputs, first_index: int, rows: int, ov
         views.positions[row], ranges = decode_override(encoded)
         if ranges:
             views.mask[row] = _mask_words(ranges, views.mask.shape[1])
+
+
+def write_index_positions(views: StepInputs, overrides: Mapping[int, bytes]) -> None:
+    """Write the position of every index of a context, if masks are narrowed by windows; `overrides` as above."""
+    if not views.index_positions.size:
+        return
+    for index, encoded in overrides.items():
+        if encoded:
+            views.index_positions[index], _ = decode_override(encoded)
 
 
 def _mask_words(ranges: Iterable[tuple[int, int]], words: int) -> np.ndarray:

@@ -77,6 +77,8 @@ class CompiledModel:
         device: Any = next(iter(self.replicated.device_set))
         self.platform: str = device.platform
         self.compiler_options = compiler_options(self.platform)
+        self.kv = model.kv.within(config.max_context_tokens)
+        """What attention works on. Windows that no context of the engine fills are left out."""
         self.params = jax.tree.map(self._param_struct, params)
         self.pools = self._make_pools()
         suited = self._select_kernel(device)
@@ -127,7 +129,7 @@ class CompiledModel:
         pools, state = (jax.tree.map(lambda array: array.sharding, each) for each in (self.pools, self.state))
         match function:
             case StepShape():
-                step = make_step(self._model, function, mesh)
+                step = make_step(self._model, self.kv, function, mesh)
                 jitted = jax.jit(step, donate_argnums=(1, 2), out_shardings=(pools, state, self.replicated, None))
                 return jitted.lower(*self._step_arguments(function))
             case StateFunction.COPY_PAGES:
@@ -158,7 +160,7 @@ class CompiledModel:
 
     def export_step(self, shape: StepShape) -> export.Exported:
         """Trace a step, for one device, as a program that can be kept. Its arguments and results are a flat list."""
-        step = make_step(self._model, shape, self._mesh)
+        step = make_step(self._model, self.kv, shape, self._mesh)
         arguments, tree = jax.tree.flatten(self._step_arguments(shape))
 
         def flat(*arguments: jax.Array) -> list[jax.Array]:
@@ -189,7 +191,7 @@ class CompiledModel:
 
         On a single CPU layers are a loop, and one K and one V array hold the pages of all layers.
         """
-        spec = self._model.kv
+        spec = self.kv
         layers_per_cache = spec.layers if self.platform == "cpu" and self._mesh is None else 1
         pages = layers_per_cache * (self._config.pages + 1)
         parts = 1 if self._mesh is None else self._mesh.shape[KV]
@@ -207,9 +209,11 @@ class CompiledModel:
         return select_kernel(
             device,
             self.pools[0].k,
-            self._model.kv.group // groups,
+            self.kv.group // groups,
             rows=self._config.row_buckets()[-1],
             max_context_tokens=self._config.max_context_tokens,
+            windowed=self.kv.has_windows,
+            capped=self.kv.soft_cap is not None,
         )
 
     def _step_shapes(self) -> tuple[StepShape, ...]:
@@ -225,11 +229,14 @@ class CompiledModel:
         return tuple(dict.fromkeys(shapes))  # small engines have one of them only
 
     def _step_shape(self, rows: int, samples: int, mask_words: int = 0) -> StepShape:
-        config, pages = self._config, self._config.pages + 1
-        metadata = metadata_shape(
-            rows, config.page_size, config.max_context_tokens, pages, self.kernel.name, self.kernel.processors
-        )
-        return StepShape(rows, min(rows, samples), metadata, mask_words, self._model.adapter_slots is not None)
+        config, spec = self._config, self.kv
+        shape = partial(metadata_shape, rows, config.page_size, config.max_context_tokens, config.pages + 1)
+        shape = partial(shape, kernel=self.kernel.name, processors=self.kernel.processors)
+        # Under masks these hold the windows, as positions are others than indices there.
+        metadata = tuple(shape(window=None if mask_words else window) for window in spec.kinds)
+        mask_windows = spec.kinds if mask_words and spec.has_windows else ()
+        has_adapters = self._model.adapter_slots is not None
+        return StepShape(rows, min(rows, samples), metadata, mask_words, mask_windows, has_adapters)
 
     def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:
         return self._struct(param.shape, param.dtype, None if self._mesh is None else param.sharding)

@@ -58,32 +58,33 @@ class ModelRunner:
         self._params = params
         self._config = config
         kernel = None if attention is None else kernel_of(attention)
-        self._compiled_model = CompiledModel(model, params, config, mesh or jax.devices()[0], kernel)
-        on_one_cpu = self._compiled_model.platform == "cpu" and mesh is None
+        self.program = CompiledModel(model, params, config, mesh or jax.devices()[0], kernel)
+        """What is compiled, described by shapes."""
+        on_one_cpu = self.program.platform == "cpu" and mesh is None
         self._lowering_cache = lowering_cache if on_one_cpu else None  # kernels' programs need not be stable
-        described = self._compiled_model.pools, self._compiled_model.state
+        described = self.program.pools, self.program.state
         self._pools, self._state = jax.tree.map(_zeros, described)
         self._neutral_sampling = row_words()
         self._compiled: dict[Function, Executable] = {}
-        self.attention = attention or unchecked(self._compiled_model)
+        self.attention = attention or unchecked(self.program)
         self.compilations_after_ready = 0  # on threads that count them
         self.adapter_slots = model.adapter_slots
-        self.shapes = self._compiled_model.shapes
-        self.custom_mask_shapes = self._compiled_model.custom_mask_shapes
+        self.shapes = self.program.shapes
+        self.custom_mask_shapes = self.program.custom_mask_shapes
         # Replaced as a whole by the thread that compiles, while the step thread reads it.
         self._usable_shapes = self.shapes + self.custom_mask_shapes
         self._left_to_compile: deque[StepShape] = deque()
-        page = self._compiled_model.page
+        page = self.program.page
         self.page_shape: tuple[int, ...] = page.shape  # of one page outside the pools, see `page_functions`
         self.page_dtype: np.dtype[Any] = np.dtype(page.dtype)  # uint16 may stand for the bits of bfloat16
         self.page_bytes = page.size * self.page_dtype.itemsize  # on all devices together
-        self._host_sharding = self._compiled_model.host_sharding
+        self._host_sharding = self.program.host_sharding
         self._has_host_memory = self._host_sharding is not page.sharding  # that the device reaches by itself
         self._padding_page = put(np.zeros(self.page_shape, self.page_dtype), self._host_sharding)
 
     def compile(self, progress: CompileProgress | None = None, threads: int | None = None) -> None:
         """Compile every step shape, page moves and slot loads, then run each once on scratch data."""
-        self._compile_all(self._compiled_model.functions, progress, threads)
+        self._compile_all(self.program.functions, progress, threads)
 
     def compile_needed(self, progress: CompileProgress | None = None, threads: int | None = None) -> None:
         """Compile the largest step of each kind, page moves and slot loads, then run each once on scratch data.
@@ -91,8 +92,8 @@ class ModelRunner:
         Every batch fits into these. `compile_next` compiles the others.
         """
         self._usable_shapes = (self.shapes[-1], self.custom_mask_shapes[-1])
-        self._compile_all(self._compiled_model.needed_functions, progress, threads)
-        self._left_to_compile.extend(self._compiled_model.faster_functions)
+        self._compile_all(self.program.needed_functions, progress, threads)
+        self._left_to_compile.extend(self.program.faster_functions)
 
     @property
     def functions_left(self) -> int:
@@ -114,6 +115,11 @@ class ModelRunner:
         self._usable_shapes = tuple(each for each in self.shapes + self.custom_mask_shapes if each in usable)
         return shape
 
+    def give_up(self) -> None:
+        """Free pages and slots, but not the parameters. The runner can run nothing any more."""
+        for array in jax.tree.leaves((self._pools, self._state)):
+            array.delete()
+
     def _compile_all(
         self, functions: Sequence[Function], progress: CompileProgress | None, threads: int | None
     ) -> None:
@@ -130,12 +136,12 @@ class ModelRunner:
         self._warm_up([function for function in functions if isinstance(function, StepShape)])
 
     def _compile(self, function: Function) -> None:
-        self._compiled[function] = self._lower(function).compile(self._compiled_model.compiler_options)
+        self._compiled[function] = self._lower(function).compile(self.program.compiler_options)
 
     def _lower(self, function: Function) -> jax.stages.Lowered:
         if self._lowering_cache is not None and isinstance(function, StepShape):
-            return self._lowering_cache.lower(self._compiled_model, function)
-        return self._compiled_model.lower(function)
+            return self._lowering_cache.lower(self.program, function)
+        return self.program.lower(function)
 
     def _warm_up(self, shapes: Sequence[StepShape]) -> None:
         """Call these steps, and all else, once on scratch data: a first call does work of its own."""
@@ -145,7 +151,7 @@ class ModelRunner:
         self.copy_pages([0], [0])
         self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, np.zeros(0, np.int32), np.zeros(0, np.int32), {}, ())
-        self.load_allowed([(self._config.max_batch, np.zeros(self._compiled_model.allowed_words, np.int32))])
+        self.load_allowed([(self._config.max_batch, np.zeros(self.program.allowed_words, np.int32))])
         jax.block_until_ready((self._pools, self._state))
 
     def select_bucket(self, rows: int, outputs: int = 0) -> StepShape:
@@ -159,13 +165,14 @@ class ModelRunner:
     def make_step_inputs(self, shape: StepShape) -> tuple[Int32[np.ndarray, " size"], StepInputs]:
         """A packed vector that does nothing, and its views to write into.
 
-        The metadata is left to `build_attention_metadata`. Masks let every row see all that its metadata lets it see.
+        The metadata is left to `write_metadata`. Masks let every row see all that its metadata lets it see.
         """
         packed = np.zeros(shape.size, np.int32)
         views = unpack_inputs(packed, shape)
         views.slots[:] = self._config.max_batch  # the slot of nobody
         views.sampling[:] = self._neutral_sampling
         views.mask[:] = -1
+        views.index_positions[:] = np.arange(shape.index_positions)
         return packed, views
 
     def run(
@@ -191,7 +198,7 @@ class ModelRunner:
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole pages in all layers in this order, after all steps dispatched so far and before all later ones."""
-        per_call = self._compiled_model.pages_per_call
+        per_call = self.program.pages_per_call
         for start in range(0, len(sources), per_call):
             # A call reads all of its pages before it writes any. So a page that was a target before in this call is
             # replaced by what was copied to it.
@@ -241,15 +248,15 @@ class ModelRunner:
         self, slot: int, prompt: np.ndarray, output: np.ndarray, bias: Mapping[int, float], stops: Sequence[int]
     ) -> None:
         """Tell a slot about the request that takes it, see `slot_words`: `prompt` and `output` are int32 tokens."""
-        vocab_size = self._compiled_model.state.bias.shape[1]
+        vocab_size = self.program.state.bias.shape[1]
         words = slot_words(slot, vocab_size, prompt, output, bias, stops)
         self._state = self._compiled[StateFunction.LOAD_SLOT](self._state, self._put(words))
 
     def load_allowed(self, masks: Sequence[tuple[int, Int32[np.ndarray, " words"]]]) -> None:
         """Tell slots which tokens the next step may sample for them: pairs of a slot and its mask, see `SlotState`."""
-        per_call = self._compiled_model.masks_per_call
+        per_call = self.program.masks_per_call
         for start in range(0, len(masks), per_call):
-            words = np.zeros((per_call, 1 + self._compiled_model.allowed_words), np.int32)
+            words = np.zeros((per_call, 1 + self.program.allowed_words), np.int32)
             words[:, 0] = self._config.max_batch  # padding goes to the slot of nobody
             for row, (slot, mask) in enumerate(masks[start : start + per_call]):
                 words[row, 0], words[row, 1:] = slot, mask
@@ -260,7 +267,7 @@ class ModelRunner:
 
         The ids are int32 `[pages_per_call]`, on the device.
         """
-        per_call = self._compiled_model.pages_per_call
+        per_call = self.program.pages_per_call
         for start in range(0, len(pages), per_call):
             part = pages[start : start + per_call]
             padded = np.zeros(per_call, np.int32)
@@ -268,7 +275,7 @@ class ModelRunner:
             yield start, self._put(padded)
 
     def _put(self, array: np.ndarray) -> jax.Array:
-        return put(array, self._compiled_model.replicated)
+        return put(array, self.program.replicated)
 
     @contextmanager
     def count_compilations(self) -> Iterator[None]:

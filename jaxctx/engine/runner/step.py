@@ -7,13 +7,18 @@ or "what slot s sampled last", which is still on the device: step n+1 is dispatc
 A *custom-mask step* is one whose rows have masks and whose logits are returned whole; a row's mask has one bit for
 every index of a context. Other steps carry neither.
 
-    packed:  tokens[T] positions[T] kv_slots[T] | sample_rows[S] slots[S] sampling[S, ROW_WORDS] | mask[T, M] | metadata
+Layers of one *kind* have the same sliding window, or none. Attention is planned once a step for each kind: the metadata
+of a kind lists what its layers read. Under masks a window is a matter of positions, which may be others than indices:
+there the device narrows the masks by the positions of all indices of the context.
+
+    packed:  tokens[T] positions[T] kv_slots[T] | sample_rows[S] slots[S] sampling[S, ROW_WORDS]
+             | mask[T, M] index_positions[32 M] | metadata of each kind
 
 Of a model with slots for adapters, `adapters[T]` stands behind `kv_slots`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,7 +28,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxctx_kernels as kernels
-from jaxctx.model.interface import Model, Params
+from jaxctx.model.interface import KVSpec, Model, Params
 from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, Sampled, SlotState, sample, unpack_bits, unpack_rows
 from jaxctx.model.sharding import EVERY_DEVICE, KV
 
@@ -49,8 +54,9 @@ class StepShape:
 
     rows: int
     samples: int
-    metadata: kernels.MetadataShape
+    metadata: tuple[kernels.MetadataShape, ...]  # of each kind of layer, see `KVSpec.kinds`
     mask_words: int = 0  # int32 words of a row's mask; 0: rows have no masks
+    mask_windows: tuple[int | None, ...] = ()  # that masks are narrowed by, one for each kind; empty: by none
     has_adapters: bool = False  # whether the model has slots for adapters
 
     def __str__(self) -> str:
@@ -61,7 +67,13 @@ class StepShape:
         """int32s of the packed vector."""
         row_words = 3 + self.has_adapters + self.mask_words  # token, position, KV slot, adapter
         sample_words = 2 + ROW_WORDS  # row, slot
-        return row_words * self.rows + sample_words * self.samples + self.metadata.size()
+        metadata = sum(kind.size() for kind in self.metadata)
+        return row_words * self.rows + sample_words * self.samples + self.index_positions + metadata
+
+    @property
+    def index_positions(self) -> int:
+        """int32s: the positions of all indices that a mask has, if windows narrow it."""
+        return 32 * self.mask_words if self.mask_windows else 0
 
 
 class StepInputs(NamedTuple):
@@ -75,7 +87,8 @@ class StepInputs(NamedTuple):
     slots: Any  # [samples]: the slot that remembers the sampled token
     sampling: Any  # [samples, ROW_WORDS], as `row_words` makes them
     mask: Any  # [rows, mask_words]; bit i % 32 of word i / 32: whether the row sees index i, if the metadata lets it
-    metadata: Any  # [metadata.size()]
+    index_positions: Any  # [32 * mask_words], or [0]: the position of each index of the context
+    metadata: tuple[Any, ...]  # [size()] of each kind of layer
 
 
 def unpack_inputs(packed: Any, shape: StepShape) -> StepInputs:
@@ -90,10 +103,11 @@ def unpack_inputs(packed: Any, shape: StepShape) -> StepInputs:
         samples,  # slots
         samples * ROW_WORDS,  # sampling
         rows * shape.mask_words,  # mask
-        shape.metadata.size(),
+        shape.index_positions,
+        *(kind.size() for kind in shape.metadata),
     )
     parts = [packed[end - size : end] for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
-    tokens, positions, kv_slots, adapters, sample_rows, slots, sampling, mask, metadata = parts
+    tokens, positions, kv_slots, adapters, sample_rows, slots, sampling, mask, index_positions, *metadata = parts
     return StepInputs(
         tokens=tokens,
         positions=positions,
@@ -103,13 +117,54 @@ def unpack_inputs(packed: Any, shape: StepShape) -> StepInputs:
         slots=slots,
         sampling=sampling.reshape(samples, ROW_WORDS),
         mask=mask.reshape(rows, shape.mask_words),
-        metadata=metadata,
+        index_positions=index_positions,
+        metadata=tuple(metadata),
     )
+
+
+def write_metadata(segments: Sequence[kernels.Segment], shape: StepShape, views: StepInputs) -> None:
+    """Write the metadata of each kind of layer: what rows of `segments` attend to. All else has been written before.
+
+    Raises what `build_attention_metadata` raises.
+    """
+    windows = shape.mask_windows or (None,) * len(shape.metadata)
+    for window, metadata_shape, out in zip(windows, shape.metadata, views.metadata, strict=True):
+        seen = segments if window is None else [_without_hidden(each, views, window) for each in segments]
+        kernels.build_attention_metadata(seen, metadata_shape, out)
+
+
+def _without_hidden(segment: kernels.Segment, views: StepInputs, window: int) -> kernels.Segment:
+    """A segment of rows with masks, without the first tokens, if these are before the windows of all rows."""
+    rows = slice(segment.first_row, segment.first_row + segment.rows)
+    is_seen = views.index_positions[: segment.position + 1] > views.positions[rows].min() - window
+    return replace(segment, first_token=int(is_seen.argmax()))
 
 
 def unpack_mask(words: jax.Array) -> jax.Array:
     """Bool `[rows, 32 * mask_words]` of int32 `[rows, mask_words]`: whether a row sees an index."""
     return unpack_bits(words)
+
+
+def layer_masks(inputs: StepInputs, shape: StepShape) -> tuple[jax.Array | None, ...]:
+    """What rows may see by their masks in layers of each kind, bool `[rows, 32 * mask_words]`; None: rows have none."""
+    if not shape.mask_words:
+        return (None,) * len(shape.metadata)
+    mask = unpack_mask(inputs.mask)
+    if not shape.mask_windows:
+        return (mask,) * len(shape.metadata)
+    distance = inputs.positions[:, None] - inputs.index_positions
+    return tuple(mask if window is None else mask & (distance < window) for window in shape.mask_windows)
+
+
+class KindOfLayer(NamedTuple):
+    """What layers of one kind read."""
+
+    metadata: kernels.AttentionMetadata
+    mask: jax.Array | None  # bool [rows, indices]
+
+    def from_page(self, page: int | jax.Array) -> "KindOfLayer":
+        """The same, of page arrays whose page 0 is at `page` of one that holds all layers."""
+        return self._replace(metadata=self.metadata._replace(pages=self.metadata.pages + page))
 
 
 class PagedAttention:
@@ -119,41 +174,60 @@ class PagedAttention:
     `KVCache` holds the pages of all layers.
     """
 
-    def __init__(
-        self, pools: Pools, layers: int, inputs: StepInputs, shape: StepShape, mesh: Mesh | None = None
-    ) -> None:
-        """`mesh`: parameters and pools are split over it."""
+    def __init__(self, pools: Pools, spec: KVSpec, inputs: StepInputs, shape: StepShape, mesh: Mesh | None = None):
+        """`spec`: of the model. `mesh`: parameters and pools are split over it."""
         self.pools = tuple(pools)
         self.mesh = mesh
-        self.looped = len(pools) < layers
+        self.looped = len(pools) < spec.layers
         self.kv_slots: jax.Array = inputs.kv_slots
-        self.metadata = kernels.unpack_metadata(shape.metadata, inputs.metadata)
-        self.metadata_shape = shape.metadata
-        self.mask = unpack_mask(inputs.mask) if shape.mask_words else None
-        self._write_and_attend = _attention(shape.metadata, mesh)
+        self.shapes = shape.metadata
+        """Shapes of the metadata of each kind of layer."""
+        metadata = [*map(kernels.unpack_metadata, shape.metadata, inputs.metadata)]
+        self.kinds = tuple(map(KindOfLayer, metadata, layer_masks(inputs, shape)))
+        self.kind_of_layer = spec.kind_of_layer
+        """The place of each layer's kind in `kinds`."""
+        self._soft_cap = spec.soft_cap
+        self._write_and_attend = [_attention(each, spec.soft_cap, mesh) for each in shape.metadata]
 
     def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         """Write the rows' k and v into the layer's pages, then attend. For shapes see `AttentionBackend`."""
-        kv_slots, metadata, index = self.kv_slots, self.metadata, layer
+        kv_slots, kinds, index = self.kv_slots, self.kinds, layer
         if self.looped:  # all layers share one array: address the pages of this one
-            first_page, index = layer * self.metadata_shape.pool_pages, 0
-            kv_slots = kv_slots + first_page * self.metadata_shape.page_size
-            metadata = metadata._replace(pages=metadata.pages + first_page)
-        attended, cache = self._write_and_attend(q, k, v, self.pools[index], kv_slots, metadata, self.mask)
+            first_page, index = layer * self.shapes[0].pool_pages, 0
+            kv_slots = kv_slots + first_page * self.shapes[0].page_size
+            kinds = tuple(kind.from_page(first_page) for kind in kinds)
+        if len(kinds) == 1 or isinstance(layer, int):
+            number = self.kind_of_layer[layer] if len(kinds) > 1 else 0
+            attended, cache = self._write_and_attend[number](q, k, v, self.pools[index], kv_slots, *kinds[number])
+        else:
+            cache = _write(self.pools[index], k, v, kv_slots, self.shapes[0].kernel)
+            attended = self._attend_to_kind(layer, q, cache, kinds)
         self.pools = (*self.pools[:index], cache, *self.pools[index + 1 :])
+        return attended
+
+    def _attend_to_kind(
+        self, layer: jax.Array, q: jax.Array, cache: KVCache, kinds: Sequence[KindOfLayer]
+    ) -> jax.Array:
+        """Attend in a layer that only the device knows, and with it its kind."""
+
+        def branch(shape: kernels.MetadataShape, kind: KindOfLayer) -> Callable[[jax.Array, KVCache], jax.Array]:
+            return lambda q, cache: kernels.attend(q, *cache, *kind, shape=shape, soft_cap=self._soft_cap)
+
+        number = jnp.asarray(self.kind_of_layer)[layer]
+        attended: jax.Array = jax.lax.switch(number, list(map(branch, self.shapes, kinds)), q, cache)
         return attended
 
 
 Attended: TypeAlias = tuple[jax.Array, KVCache]
 
 
-def _attention(shape: kernels.MetadataShape, mesh: Mesh | None) -> Callable[..., Attended]:
+def _attention(shape: kernels.MetadataShape, soft_cap: float | None, mesh: Mesh | None) -> Callable[..., Attended]:
     """`write_and_attend` for this shape, without it.
 
     XLA cannot split a kernel over a mesh. So each device writes and attends with its own heads: no head needs another
     one, and all have the same slots and metadata. Devices along "group" have other query heads of the same KV heads.
     """
-    local = partial(write_and_attend, shape=shape)
+    local = partial(write_and_attend, shape=shape, soft_cap=soft_cap)
     if mesh is None:
         return local
     heads, kv_heads = PartitionSpec(None, EVERY_DEVICE), PartitionSpec(None, KV)  # the second axis, of rows
@@ -175,10 +249,15 @@ def write_and_attend(
     mask: jax.Array | None,
     *,
     shape: kernels.MetadataShape,
+    soft_cap: float | None,
 ) -> Attended:
     """Write k and v into one layer's pages, then attend: float32 `[rows, heads, head_dim]`, and the pages."""
-    cache = KVCache(*kernels.write_rows(cache.k, cache.v, k, v, kv_slots, kernel=shape.kernel))
-    return kernels.attend(q, cache.k, cache.v, metadata, mask, shape=shape), cache
+    cache = _write(cache, k, v, kv_slots, shape.kernel)
+    return kernels.attend(q, *cache, metadata, mask, shape=shape, soft_cap=soft_cap), cache
+
+
+def _write(cache: KVCache, k: jax.Array, v: jax.Array, kv_slots: jax.Array, kernel: kernels.KernelName) -> KVCache:
+    return KVCache(*kernels.write_rows(cache.k, cache.v, k, v, kv_slots, kernel=kernel))
 
 
 StepResult = tuple[Pools, SlotState, jax.Array, jax.Array | None]
@@ -186,6 +265,7 @@ StepResult = tuple[Pools, SlotState, jax.Array, jax.Array | None]
 
 def step(
     model: Model,
+    spec: KVSpec,
     shape: StepShape,
     mesh: Mesh | None,
     params: Params,
@@ -193,7 +273,7 @@ def step(
     state: SlotState,
     packed: jax.Array,
 ) -> StepResult:
-    """Run one step; `packed` is int32 `[shape.size]`.
+    """Run one step; `packed` is int32 `[shape.size]`. `spec`: `model.kv`, for the contexts of the engine.
 
     Returns the pools, the state and the bits of OUTPUT, int32 `[samples, words]`; of a custom-mask step also its logits
     `[samples, vocab_size]` in float32.
@@ -201,7 +281,7 @@ def step(
     inputs = unpack_inputs(packed, shape)
     from_slot = state.last_token[jnp.maximum(-1 - inputs.tokens, 0)]
     tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
-    kv = PagedAttention(pools, model.kv.layers, inputs, shape, mesh)
+    kv = PagedAttention(pools, spec, inputs, shape, mesh)
     hidden = model.hidden(params, tokens, inputs.positions, kv, inputs.adapters if shape.has_adapters else None)
     logits = model.logits(params, hidden[inputs.sample_rows])
     sampled, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state, mesh)
@@ -210,13 +290,13 @@ def step(
 
 
 def make_step(
-    model: Model, shape: StepShape, mesh: Mesh | None = None
+    model: Model, spec: KVSpec, shape: StepShape, mesh: Mesh | None = None
 ) -> Callable[[Params, Pools, SlotState, jax.Array], StepResult]:
     """`step` for one shape, to be jitted with arguments 1 and 2 donated.
 
     `mesh`: parameters, pools and vocabulary are split over it.
     """
-    return partial(step, model, shape, mesh)
+    return partial(step, model, spec, shape, mesh)
 
 
 def read_output(packed: np.ndarray) -> Sampled:

@@ -25,7 +25,8 @@ def propose_drafts(
     guesses: list[list[int]] = []
     for request in ready:
         lookup = request.prompt_lookup
-        guesses.append(lookup.guess(request.context, min(limit, request.samples_left - 1), min_ngram) if lookup else [])
+        count = request.standard_rows_behind(min(limit, request.samples_left - 1))
+        guesses.append(lookup.guess(request.context, count, min_ngram) if lookup else [])
     shared = share_spare_rows(guesses, spare_rows)
     return {request: guess for request, guess in zip(ready, shared, strict=True) if guess}
 

@@ -5,8 +5,9 @@ that still have no KV are computed. No request overtakes another that waits for 
 fetched for the waiting one would be dropped again before they are used. Called on the step thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from jaxctx.cache.attention_overrides import rows_with_other_windows
 from jaxctx.cache.block_manager import BlockManager, Ready
 from jaxctx.cache.context_cache import ContextCache
 from jaxctx.cache.tiers import TierEntry
@@ -21,8 +22,14 @@ class PageRestoration:
     """See the module docstring."""
 
     def __init__(
-        self, active: ActiveRequests, cache: ContextCache, block_manager: BlockManager, config: EngineConfig
+        self,
+        active: ActiveRequests,
+        cache: ContextCache,
+        block_manager: BlockManager,
+        config: EngineConfig,
+        windows: Collection[int] = (),
     ) -> None:
+        """`windows`: those that layers of the model have, in tokens."""
         self.progressed = False  # the last call restored pages or ended a request: there may be more to do at once
         self.tokens_queried = 0  # prompt tokens looked for in all tiers
         self.tokens_cached = 0  # prompt tokens found on the device
@@ -31,6 +38,7 @@ class PageRestoration:
         self._cache = cache
         self._block_manager = block_manager
         self._config = config
+        self._windows = windows
         self._pages_beside_step = 0  # pages that may still move beside the last step that was made
 
     def step_made(self) -> None:
@@ -91,7 +99,7 @@ class PageRestoration:
             if request.computed_tokens is None and request.restored_tokens:  # it was restored: do not count it twice
                 request.restored_tokens -= 1
                 self.tokens_restored -= 1
-        request.custom_mask_rows = {*request.forward.outputs, *context.attention_overrides}
+        request.custom_mask_rows = self._custom_mask_rows(request)
         if request.computed_tokens is None:
             request.computed_tokens = request.rows_ready
             self.tokens_queried += request.pending_tokens
@@ -101,3 +109,15 @@ class PageRestoration:
         if not request.rows_ready:
             self.progressed = True
             self._active.finish(request)
+
+    def _custom_mask_rows(self, request: Request) -> set[int]:
+        """Token indices of rows that a standard step does not compute, up to the last one that may be sampled.
+
+        Windows go by positions. A standard step takes those for indices.
+        """
+        overrides = request.context.attention_overrides
+        rows = {*request.forward.outputs, *overrides}
+        if overrides and self._windows:
+            stop = request.worst_case_tokens + 1
+            rows |= rows_with_other_windows(overrides, self._windows, request.next_position, stop)
+        return rows

@@ -57,10 +57,12 @@ class Scheduler:
         max_forward_rows: int,
         max_forward_outputs: int,
         clock: Callable[[], float],
+        windows: Collection[int] = (),
     ) -> None:
         """`smallest_step_rows`: rows of the smallest step that is compiled; `max_forward_…`: of a custom-mask forward.
 
         `model_id` is the model's name in what events report of contexts. `clock` is the clock of deadlines, in seconds.
+        `windows`: those that layers of the model have, in tokens.
         """
         self.num_in_flight = 0  # steps that were made and whose results have not been processed
         self._cache = cache
@@ -75,7 +77,7 @@ class Scheduler:
         self.writers = self._active.writers
         self._budget = PageBudget(cache, block_manager, self.running)
         self._deadlines = DeadlineReview(self._active, cache, config, clock)
-        self._restoration = PageRestoration(self._active, cache, block_manager, config)
+        self._restoration = PageRestoration(self._active, cache, block_manager, config, windows)
         self._admission = Admission(
             self._active,
             cache,

@@ -1,12 +1,13 @@
 """The fields of `config.json` that families share, and those that change no computed value."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from jaxctx.model.config import DTYPES, Activation, LayerAttention, ModelConfig
 from jaxctx.model.config_reader import Reader, shown
 from jaxctx.model.families import rope
+from jaxctx.model.families.rope import FULL, SLIDING
 
 NORM_EPS = (1e-37, 1.0)  # every root of a mean square is a finite float32 above 0
 
@@ -46,7 +47,7 @@ FIELDS = rope.FIELDS | {
     "layer_types",
     "sliding_window",
 }
-"""Understood by every family: `read_shared`, and windows by the functions below."""
+"""Understood by every family, in `read_shared` and the functions about windows: each family calls one of these."""
 
 CHANGE_NOTHING = frozenset(
     {
@@ -138,14 +139,33 @@ def refuse_unknown(read: Reader, known: frozenset[str]) -> None:
             read.refuse(key, "is not understood, and may change what the model computes")
 
 
-def read_shared(read: Reader) -> ModelConfig:
-    """What the fields that families share say: a model of Llama's layers, which a family changes to its own.
+ReadAttention = Callable[[Reader, int], tuple[LayerAttention, ...]]
+"""Reads `ModelConfig.layer_attention`, given the number of elements of a head."""
 
-    All layers see everything.
-    """
+
+def full_attention(read: Reader, head_dim: int) -> tuple[LayerAttention, ...]:
+    """Layers that all have the same embedding, and see everything."""
+    return (LayerAttention(rope=rope.read_rope(read, head_dim)),)
+
+
+def one_window(read: Reader, head_dim: int) -> tuple[LayerAttention, ...]:
+    """Layers that all have the same embedding, and `sliding_window` if it is not null."""
+    window = window_of_all_layers(read, slides=True)
+    return (LayerAttention(window, rope.read_rope(read, head_dim)),)
+
+
+def read_shared(
+    read: Reader, *, attention: ReadAttention = full_attention, activation_key: str = "hidden_act"
+) -> ModelConfig:
+    """What the fields that families share say: a model of Llama's layers, which a family changes to its own."""
     if read.get("quantization_config") is not None:
         read.refuse("quantization_config", "quantised checkpoints are not supported")
     width, heads = read.size("hidden_size"), read.size("num_attention_heads")
+    head_dim = _head_dim(read, width, heads)
+    layer_attention = attention(read, head_dim)
+    ropes = [each.rope for each in layer_attention]
+    max_positions, declared_positions = rope.exact_positions(ropes, read.size("max_position_embeddings"))
+    most = declared_positions or max_positions
     return ModelConfig(
         architecture=read.get("architectures")[0],
         vocab_size=read.size("vocab_size"),
@@ -153,12 +173,13 @@ def read_shared(read: Reader) -> ModelConfig:
         layers=read.size("num_hidden_layers"),
         heads=heads,
         kv_heads=_kv_heads(read, heads),
-        head_dim=_head_dim(read, width, heads),
+        head_dim=head_dim,
         ffn=read.size("intermediate_size"),
-        max_positions=read.size("max_position_embeddings"),
-        layer_attention=(LayerAttention(rope=rope.read_rope(read)),),
+        max_positions=max_positions,
+        declared_positions=declared_positions,
+        layer_attention=tuple(_without_wide_window(each, most) for each in layer_attention),
         norm_eps=read.number("rms_norm_eps", *NORM_EPS),
-        activation=_activation(read),
+        activation=_activation(read, activation_key),
         tied=read.flag("tie_word_embeddings"),
         dtype=read.one_of(DTYPES, "dtype", "torch_dtype"),
         bos_token_id=next(iter(read.token_ids("bos_token_id")), None),
@@ -166,10 +187,10 @@ def read_shared(read: Reader) -> ModelConfig:
     )
 
 
-def _activation(read: Reader) -> Activation:
-    name = read.get("hidden_act")
+def _activation(read: Reader, key: str) -> Activation:
+    name = read.get(key)
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        read.refuse("hidden_act", f"{shown(name)} is not supported; supported are {', '.join(ACTIVATIONS)}")
+        read.refuse(key, f"{shown(name)} is not supported; supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -192,11 +213,24 @@ def _head_dim(read: Reader, width: int, heads: int) -> int:
     return head_dim
 
 
-def capped(config: ModelConfig, window: int | None) -> ModelConfig:
-    """The model with no more positions than a sliding `window` in some layer, within which full attention is equal."""
+def _without_wide_window(attention: LayerAttention, positions: int) -> LayerAttention:
+    """Without a window that all of so many positions are within."""
+    if attention.window is None or attention.window < positions:
+        return attention
+    return replace(attention, window=None)
+
+
+def within_cached_window(read: Reader, config: ModelConfig) -> ModelConfig:
+    """The model of a class that has no windows, with no more positions than a window that the file has all the same.
+
+    In transformers such a window is of the cache and not of the layers: a prompt sees all of itself, and later tokens
+    do not. Up to the width of the window both agree.
+    """
+    slides = read.flag("use_sliding_window") or "use_sliding_window" not in read.raw
+    window = window_of_all_layers(read, slides=slides)
     if window is None or window >= config.max_positions:
         return config
-    return replace(config, max_positions=window, declared_positions=config.max_positions)
+    return replace(config, max_positions=window, declared_positions=config.declared_positions or config.max_positions)
 
 
 def window_of_all_layers(read: Reader, *, slides: bool) -> int | None:
@@ -206,11 +240,17 @@ def window_of_all_layers(read: Reader, *, slides: bool) -> int | None:
     """
     kinds = layer_types(read)
     window = read.size("sliding_window") if slides and read.get("sliding_window") is not None else None
-    other = "sliding_attention" if window is None else "full_attention"
+    other = SLIDING if window is None else FULL
     if kinds is not None and other in kinds:
         there_is = "there is no sliding_window" if window is None else f"sliding_window = {window} is of all layers"
         read.refuse("layer_types", f"{other}, but the other keys say that {there_is}")
     return window
+
+
+def windows_of_kinds(read: Reader, kinds: Sequence[str]) -> tuple[int | None, ...]:
+    """Of each layer the width of its window in tokens, None where its kind is full. Only a window has to be there."""
+    window = read.size("sliding_window") if SLIDING in kinds else None
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def layer_types(read: Reader) -> list[str] | None:
@@ -220,7 +260,7 @@ def layer_types(read: Reader) -> list[str] | None:
         return None
     if not isinstance(kinds, list):
         read.refuse("layer_types", f"must be a list, not {shown(kinds)}")
-    unknown = sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"})
+    unknown = sorted({str(kind) for kind in kinds} - {FULL, SLIDING})
     if unknown:
         read.refuse("layer_types", f"{', '.join(unknown)[:80]} not supported")
     if len(kinds) != layers:

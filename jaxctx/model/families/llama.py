@@ -11,9 +11,7 @@ from jaxctx.model.families.family import Family
 def read_llama(read: Reader) -> ModelConfig:
     """See `Family.read`."""
     bias = read.flag("attention_bias")
-    # The class has no window, but transformers' cache has one if the file does: up to its width both agree.
-    slides = read.flag("use_sliding_window") or "use_sliding_window" not in read.raw
-    config = fields.capped(fields.read_shared(read), fields.window_of_all_layers(read, slides=slides))
+    config = fields.within_cached_window(read, fields.read_shared(read))
     return replace(config, qkv_bias=bias, out_bias=bias, ffn_bias=read.flag("mlp_bias"))
 
 

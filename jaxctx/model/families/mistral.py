@@ -8,7 +8,7 @@ from jaxctx.model.families.family import Family
 
 def read_mistral(read: Reader) -> ModelConfig:
     """See `Family.read`."""
-    return fields.capped(fields.read_shared(read), fields.window_of_all_layers(read, slides=True))
+    return fields.read_shared(read, attention=fields.one_window)
 
 
 MISTRAL = Family(

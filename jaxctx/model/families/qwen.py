@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxctx.model.config import ModelConfig
+from jaxctx.model.config import LayerAttention, ModelConfig
 from jaxctx.model.config_reader import Reader
-from jaxctx.model.families import fields
+from jaxctx.model.families import fields, rope
 from jaxctx.model.families.family import Family
+from jaxctx.model.families.rope import FULL, SLIDING
 
 DEFAULTS: Mapping[str, Any] = {
     **fields.DEFAULTS,
@@ -38,22 +39,24 @@ def read_qwen3(read: Reader) -> ModelConfig:
 
 
 def _shared(read: Reader) -> ModelConfig:
-    return fields.capped(fields.read_shared(read), _window(read))
+    return fields.read_shared(read, attention=_attention)
 
 
-def _window(read: Reader) -> int | None:
-    """Width in tokens of the window that some layers have."""
-    kinds = fields.layer_types(read)
+def _attention(read: Reader, head_dim: int) -> tuple[LayerAttention, ...]:
+    embedding = rope.read_rope(read, head_dim)
+    return tuple(LayerAttention(window, embedding) for window in _windows(read))
+
+
+def _windows(read: Reader) -> tuple[int | None, ...]:
+    """Of each layer, or of all: the width of its window in tokens."""
     slides = read.flag("use_sliding_window") and read.get("sliding_window") is not None
     if not slides:
-        return fields.window_of_all_layers(read, slides=False)
-    window = read.size("sliding_window")
-    if kinds is not None:
-        return window if "sliding_attention" in kinds else None
-    if read.get("max_window_layers") == 0:
-        return window
-    # The first so many are full.
-    return window if read.size("max_window_layers") < read.size("num_hidden_layers") else None
+        return (fields.window_of_all_layers(read, slides=False),)
+    kinds = fields.layer_types(read)
+    if kinds is None:
+        full = 0 if read.get("max_window_layers") == 0 else read.size("max_window_layers")  # the first so many
+        kinds = [SLIDING if layer >= full else FULL for layer in range(read.size("num_hidden_layers"))]
+    return fields.windows_of_kinds(read, kinds)
 
 
 QWEN2 = Family(

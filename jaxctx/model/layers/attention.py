@@ -27,23 +27,36 @@ class Attention(nnx.Module):
         self.k_proj = Linear(create, kv_heads, embed, bias=config.qkv_bias, adapters=config.adapters)
         self.v_proj = Linear(create, kv_heads, embed, bias=config.qkv_bias, adapters=config.adapters)
         self.o_proj = Linear(create, embed, heads, bias=config.out_bias, adapters=config.adapters)
-        self.q_norm = query_key_norm(create, config)
-        self.k_norm = query_key_norm(create, config)
+        self.q_norm = query_key_norm(create, config, heads)
+        self.k_norm = query_key_norm(create, config, kv_heads)
+        self.norm_over = config.query_key_norm
         self.head_dim = config.head_dim
         # Attention itself scales scores by head_dim ** -0.5.
         wanted = config.attention_scale
         self.query_scale = 1.0 if wanted is None else wanted * math.sqrt(config.head_dim)
 
     def __call__(
-        self, x: Float32[Array, "rows embed"], rotation: RopeCosSin, columns: AdapterColumns | None = None
+        self, x: Float32[Array, "rows embed"], rotation: RopeCosSin | None, columns: AdapterColumns | None = None
     ) -> tuple[jax.Array, ...]:
-        """Query, key and value, float32 `[rows, heads or kv_heads, head_dim]`. `columns`: of the rows' adapters."""
-        rows = x.shape[0]
-        q, k, v = (p(x, columns).reshape(rows, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
-        q = q if self.q_norm is None else self.q_norm(q)
-        k = k if self.k_norm is None else self.k_norm(k)
-        q, k = rotate(q, *rotation), rotate(k, *rotation)
+        """Query, key and value, float32 `[rows, heads or kv_heads, head_dim]`.
+
+        `rotation`: None in a layer without. `columns`: of the rows' adapters.
+        """
+        q, k, v = self.q_proj(x, columns), self.k_proj(x, columns), self.v_proj(x, columns)
+        if self.norm_over == "all_heads":
+            q, k = self._normalize(q, k)
+        q, k, v = (y.reshape(x.shape[0], -1, self.head_dim) for y in (q, k, v))
+        if self.norm_over == "head":
+            q, k = self._normalize(q, k)
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
         return (q if self.query_scale == 1.0 else q * self.query_scale), k, v
+
+    def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Over the last axis: of a head, or of all heads, whose squares XLA sums over the devices they are on."""
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        return self.q_norm(q), self.k_norm(k)
 
     def project_output(
         self,
@@ -55,8 +68,9 @@ class Attention(nnx.Module):
         return self.o_proj.sum_over(mesh, attended.reshape(attended.shape[0], -1), columns)
 
 
-def query_key_norm(create: Create, config: ModelConfig) -> RMSNorm | None:
-    """A norm of queries, or of keys, if the model has one."""
+def query_key_norm(create: Create, config: ModelConfig, all_heads: tuple[int, str]) -> RMSNorm | None:
+    """A norm of queries, or of keys, if the model has one. `all_heads`: their elements together, and their axis."""
     if config.query_key_norm == "none":
         return None
-    return RMSNorm(create, config.head_dim, "head_dim", config.norm_eps, adds_one=config.norm_adds_one)
+    size, axis = all_heads if config.query_key_norm == "all_heads" else (config.head_dim, "head_dim")
+    return RMSNorm(create, size, axis, config.norm_eps, adds_one=config.norm_adds_one)

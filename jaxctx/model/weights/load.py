@@ -66,6 +66,7 @@ def load_model(
     kv_dtype: str | None = None,
     weights_dtype: str | None = None,
     matmul_dtype: str | None = None,
+    context_tokens: int | None = None,
     adapters: AdapterSlots | None = None,
     mesh: Mesh | None = None,
     progress: Progress | None = None,
@@ -76,12 +77,15 @@ def load_model(
     bfloat16 for its range. `weights_dtype` is the type of the layers' matrices: "int8" or "float8_e4m3fn", made here
     unless they are stored so; a floating type, which is then `dtype` too; None: as stored if that has 8 bits, else
     `dtype`. `matmul_dtype`: what matrices of 8 bits are multiplied as, see `QuantizedWeight`; None: `dtype`.
-    `adapters`: places to make for adapters, which are empty.
+    `context_tokens`: of the longest context, see `ModelConfig.for_contexts_of`. `adapters`: places to make for
+    adapters, which are empty.
     The host holds one tensor at a time (of Orbax, a few hundred megabytes).
     Raises CheckpointError, before anything is moved if the headers already tell, and for a parameter with a value that
     is no number: one NaN makes NaN of every logit.
     """
-    source, model = open_checked(Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype, adapters)
+    source, model = open_checked(
+        Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype, context_tokens, adapters=adapters
+    )
     _check_memory(source, model)
     if mesh is not None:
         check_divisible(model.config, mesh)
@@ -134,10 +138,11 @@ def open_checked(
     kv_dtype: str | None = None,
     weights_dtype: str | None = None,
     matmul_dtype: str | None = None,
+    context_tokens: int | None = None,
     adapters: AdapterSlots | None = None,
 ) -> tuple[WeightSource, DecoderModel]:
     """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
-    config = dataclasses.replace(read_config(directory), adapters=adapters)
+    config = dataclasses.replace(read_config(directory).for_contexts_of(context_tokens), adapters=adapters)
     source = open_source(directory)
     _check_types(source)
     computes = run_dtype(dtype, weights_dtype) or _stored_float(source)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Metric as Family
 
-from jaxctx.engine.attention import AttentionChoice
-from jaxctx.types import EngineInfo, EngineStats
+from jaxctx.types import Attention, EngineInfo, EngineStats
 from jaxctx_server.metrics import table
 from jaxctx_server.metrics.table import Metric
 
@@ -18,7 +17,7 @@ class EngineLoad:
     engine_id: str
     info: EngineInfo
     stats: EngineStats
-    attention: AttentionChoice | None = None  # of the engine of this process
+    attention: Attention | None = None  # what computes it; None: not known
 
 
 def usage_ratio(stats: EngineStats) -> float:
@@ -50,7 +49,7 @@ def load_families(engines: Sequence[EngineLoad]) -> Iterable[Family]:
         tiers.add_metric([each.engine_id, "disk"], each.stats.disk_pages_used)
         capacity.add_metric([each.engine_id, "host"], each.stats.host_pages_total)
         capacity.add_metric([each.engine_id, "disk"], each.stats.disk_pages_total)
-    yield from (pages, tiers, capacity)
+    yield from (pages, tiers, capacity, attention_family(engines))
 
 
 def counter_families(engine_id: str, stats: EngineStats) -> Iterable[Family]:
@@ -73,11 +72,12 @@ def counter_families(engine_id: str, stats: EngineStats) -> Iterable[Family]:
     yield counter(table.COMPILATIONS, engine_id, stats.compilations_after_ready)
 
 
-def attention_family(engine: EngineLoad) -> Family:
-    """What computes attention in the engine of this process."""
+def attention_family(engines: Sequence[EngineLoad]) -> Family:
+    """What computes attention in the engines."""
     family = table.ATTENTION.gauge()
-    if engine.attention is not None:
-        family.add_metric([engine.engine_id, engine.attention.implementation, engine.attention.reason.value], 1)
+    for each in engines:
+        if each.attention is not None:
+            family.add_metric([each.engine_id, each.attention.implementation, each.attention.reason], 1)
     return family
 
 

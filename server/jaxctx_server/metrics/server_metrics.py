@@ -16,7 +16,7 @@ from jaxctx.errors import JaxctxError
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState, State
 from jaxctx_server.metrics import table
 from jaxctx_server.metrics.calls import CallMetrics
-from jaxctx_server.metrics.engines import EngineLoad, attention_family, counter_families, load_families
+from jaxctx_server.metrics.engines import EngineLoad, counter_families, load_families
 from jaxctx_server.metrics.generations import GenerationMetrics
 from jaxctx_server.metrics.vllm import vllm_families
 
@@ -90,11 +90,11 @@ async def engine_loads(serving: ServingState) -> Sequence[EngineLoad]:
     if serving.model is not None:
         engine = serving.model.engine
         try:
-            return [EngineLoad(LOCAL_ENGINE, engine.info, await engine.stats(), serving.model.attention)]
+            return [EngineLoad(LOCAL_ENGINE, engine.info, await engine.stats(), engine.attention_status)]
         except JaxctxError:
             return ()
     return [
-        EngineLoad(handle.id, handle.engine.info, handle.stats)
+        EngineLoad(handle.id, handle.engine.info, handle.stats, handle.engine.attention_status)
         for handle in serving.engine_handles()
         if handle.stats is not None
     ]
@@ -112,7 +112,6 @@ def families(counts: ServerCounts, role: str) -> Iterable[Family]:
         yield from router_families(counts)
         return
     for engine in counts.engines:  # there is at most one
-        yield attention_family(engine)
         yield from counter_families(engine.engine_id, engine.stats)
         yield from vllm_families(engine, counts.generations)
 

@@ -122,14 +122,14 @@ COMPILING = Metric(
 )
 ADAPTERS = Metric("jaxctx_adapters", Kind.GAUGE, ENGINE, "Slots for LoRA adapters that are taken.")
 ADAPTER_SLOTS = Metric("jaxctx_adapter_slots", Kind.GAUGE, ENGINE, "Slots for LoRA adapters.")
-
-# The engine of this process: what it is, and counters.
 ATTENTION = Metric(
     "jaxctx_attention_info",
     Kind.GAUGE,
     (*ENGINE, "implementation", "reason"),
     "Always 1; what computes attention, a kernel (gpu, tpu, …) or the reference, which is plain JAX, and why.",
 )
+
+# The engine of this process: counters.
 PREFIX_QUERIED = Metric(
     "jaxctx_prefix_cache_queried_tokens_total",
     Kind.COUNTER,
@@ -238,6 +238,7 @@ LOAD_METRICS = (
     COMPILING,
     ADAPTERS,
     ADAPTER_SLOTS,
+    ATTENTION,
 )
 ENGINE_COUNTERS = (
     PREFIX_QUERIED,
@@ -257,7 +258,6 @@ ENGINE_COUNTERS = (
     EXPIRED,
     COMPILATIONS,
 )
-ENGINE_INFO = (ATTENTION,)
 ROUTER_METRICS = (ENGINES, ENGINES_LOST)
 VLLM_METRICS = (
     VLLM_RUNNING,
@@ -283,4 +283,4 @@ def by_name(metrics: Iterable[Metric]) -> Mapping[str, Metric]:
     return {metric.name: metric for metric in metrics}
 
 
-METRICS = by_name((*SERVER_METRICS, *LOAD_METRICS, *ENGINE_INFO, *ENGINE_COUNTERS, *ROUTER_METRICS, *VLLM_METRICS))
+METRICS = by_name((*SERVER_METRICS, *LOAD_METRICS, *ENGINE_COUNTERS, *ROUTER_METRICS, *VLLM_METRICS))

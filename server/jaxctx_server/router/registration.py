@@ -1,15 +1,18 @@
 """EngineService: engines register with a router, and leave it."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from jaxctx.engine.remote import MakeCredentials, RemoteEngine
 from jaxctx.errors import FailedPrecondition
+from jaxctx.types import Attention
 from jaxctx.v1.engine_service_pb2 import RegisterRequest, RegisterResponse
 from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.router.migration import Migrator
 
+log = logging.getLogger("jaxctx.server")
 LOOPBACK = "127.0.0.1"  # the host of an engine that registers by a Unix socket
 
 
@@ -60,8 +63,23 @@ class EngineRegistration:
                 if before is not None:
                     before.cancel()  # its call may have ended unnoticed
                 await asyncio.sleep(0)  # the watch begins by registering
+                log_attention(address, engine.attention_status)
                 yield RegisterResponse(epoch=state.engines.handles[address].epoch)
                 await asyncio.wait([watch])
             finally:
                 watch.cancel()
                 await asyncio.wait([watch])
+
+
+def log_attention(address: str, attention: Attention | None) -> None:
+    """Say what computes attention of an engine that registers, as its own banner does."""
+    if attention is None:
+        return
+    if attention.why_no_kernel:
+        log.warning(
+            "engine %s: attention is computed by plain JAX, which is slower than a kernel: %s",
+            address,
+            attention.why_no_kernel,
+        )
+    else:
+        log.info("engine %s: attention %s (%s)", address, attention.implementation, attention.reason)

@@ -26,8 +26,13 @@ class LocalAdminService:
         state = self._lifecycle.served()
         if state.model is not None:
             engine = state.model.engine
-            stats = await engine.stats()
-            statuses = [EngineStatus(info=engine.info, stats=stats, adapters=engine.adapter_revisions)]
+            status = EngineStatus(
+                info=engine.info,
+                stats=await engine.stats(),
+                attention=engine.attention_status,
+                adapters=engine.adapter_revisions,
+            )
+            statuses = [status]
         else:
             statuses = [
                 EngineStatus(
@@ -36,6 +41,7 @@ class LocalAdminService:
                     address=handle.id,
                     epoch=handle.epoch,
                     adapters=handle.engine.adapter_revisions,
+                    attention=handle.engine.attention_status,
                 )
                 for handle in state.engine_handles()
                 if handle.stats is not None

@@ -37,7 +37,10 @@ async def test_the_router_tells_of_its_engines(router_cluster: RouterCluster) ->
         assert [(each.address, each.epoch) for each in told] == [
             (a, n) for n, a in enumerate(router_cluster.engines, 1)
         ]
-        assert told[0].info == next(iter(router_cluster.engines.values())).info
+        first = next(iter(router_cluster.engines.values()))
+        assert told[0].info == first.info
+        assert told[0].attention == first.attention.as_status()
+        assert told[0].attention.reason == "platform"
 
 
 async def test_a_new_router_finds_its_engines_again(router_cluster: RouterCluster, clock: Clock) -> None:

@@ -1,8 +1,15 @@
 """Overrides: the position and mask of tokens that were not computed in the default way."""
 
+import random
+
 import pytest
 
-from jaxctx.cache.attention_overrides import decode_override, encode_override, encode_page_overrides
+from jaxctx.cache.attention_overrides import (
+    decode_override,
+    encode_override,
+    encode_page_overrides,
+    rows_with_other_windows,
+)
 
 from .stateful.keys import decode_page
 
@@ -30,6 +37,30 @@ def test_a_mark_says_position_and_ranges(
 
 def test_equal_masks_have_equal_overrides() -> None:
     assert encode_override(9, 9, [(1, 3), (3, 5)]) == encode_override(9, 9, [(1, 5)])
+
+
+def rows_by_definition(positions: list[int], overridden: set[int], windows: list[int]) -> set[int]:
+    """Rows without an override that see others by positions than by indices."""
+    rows: set[int] = set()
+    for row in set(range(len(positions))) - overridden:
+        for window in windows:
+            by_position = [positions[index] > row - window for index in range(row)]
+            if by_position != [index > row - window for index in range(row)]:
+                rows.add(row)
+    return rows
+
+
+@pytest.mark.parametrize("windows", [[], [1], [5], [3, 20], [200]])
+def test_rows_whose_windows_begin_among_tokens_of_other_positions(windows: list[int]) -> None:
+    rng = random.Random(len(windows))
+    for _ in range(200):
+        length, overridden = 60, set(rng.sample(range(40), rng.randint(0, 6)))
+        positions = [rng.randrange(80) if index in overridden else index for index in range(length)]
+        overrides = {index: encode_override(index, positions[index]) for index in overridden}
+        expected = rows_by_definition(positions, overridden, windows)
+        start, stop = rng.randint(0, 30), rng.randint(30, length)
+        got = rows_with_other_windows(overrides, windows, start, stop)
+        assert got == {row for row in expected if start <= row < stop}
 
 
 def test_a_page_holds_the_overrides_of_its_tokens_only() -> None:

@@ -47,6 +47,7 @@ CONVERSIONS = [
     Conversion(
         types.EngineStats, admin_service_pb2.EngineStats, convert.engine_stats_from_proto, convert.engine_stats_to_proto
     ),
+    Conversion(types.Attention, admin_service_pb2.Attention, convert.attention_from_proto, convert.attention_to_proto),
     Conversion(
         types.EngineStatus, admin_service_pb2.Engine, convert.engine_status_from_proto, convert.engine_status_to_proto
     ),

@@ -77,7 +77,7 @@ class Shapes:
 
     def __init__(self, config: EngineConfig) -> None:
         self.shapes = tuple(SimpleNamespace(rows=rows) for rows in (1, *config.row_buckets()))
-        self.custom_mask_shapes = (SimpleNamespace(rows=16, samples=4),)
+        self.custom_mask_shapes = (SimpleNamespace(rows=16, samples=4, mask_windows=()),)
         self.page_shape, self.page_dtype, self.page_bytes = (1, 2, 1, config.page_size, 1), np.dtype(np.uint32), 4
         self.compilations_after_ready = 0
         self.functions_left = 0

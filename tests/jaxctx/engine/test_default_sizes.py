@@ -17,7 +17,7 @@ from jaxctx.engine.default_sizes import (
     default_page_size,
     sizes_to_try,
 )
-from jaxctx.engine.runner.memory_planner import GPUS, TARGETS
+from jaxctx.engine.plan.memory_planner import GPUS, TARGETS
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.config import SHAPES

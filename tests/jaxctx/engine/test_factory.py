@@ -8,16 +8,21 @@ from typing import Any
 import jax
 import pytest
 
+from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.factory import ServedModel, build_engine, engine_info, kv_layout_name, open_engine, open_store
 from jaxctx.engine.interface import Caller
+from jaxctx.engine.runner.check.whole_step import StepsDiffer
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import StepShape
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.interface import KVSpec
 from jaxctx.types import CreateContextRequest, EngineInfo, SaveRequest
+from scripts.checkpoints import init_random
 from tests.engines import SMALL, on_demand
 from tests.jaxctx.engine.echo_generation import greedy
+from tests.jaxctx.engine.runner.check.test_whole_step import TINY
+from tests.planted_kernels import first_layer_only, plant_kernel, right
 
 ME = Caller()
 
@@ -121,4 +126,30 @@ def test_all_is_compiled_before_the_engine_is_ready_if_that_is_asked(echo_served
     engine.stop()
     runner = engine.core.runner
     assert runner.functions_left == 0
-    assert {*runner._compiled} == {*runner._compiled_model.functions}
+    assert {*runner._compiled} == {*runner.program.functions}
+
+
+@pytest.mark.slow
+def test_a_kernel_is_compared_in_the_compiled_step(echo_served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one that was compared by itself; and nothing is left of an engine whose steps differ."""
+    model, params = init_random(TINY, seed=1, dtype="bfloat16")
+    served = replace(echo_served, model=model, params=params)
+    config = EngineConfig(pages=40, max_batch=4, max_batch_tokens=16, max_context_tokens=256)
+    checked = AttentionChoice("tpu", AttentionReason.CHECKED, compared="equal")
+    runners = []
+    compile_needed = ModelRunner.compile_needed
+    monkeypatch.setattr(
+        ModelRunner, "compile_needed", lambda self, *rest: runners.append(self) or compile_needed(self, *rest)
+    )
+    with plant_kernel(right):
+        engine = open_engine(served, config, attention=checked)
+        engine.stop()
+    assert engine.attention.compared.startswith("equal, and in whole steps of 16 rows (mean difference ")
+    with plant_kernel(first_layer_only):
+        with pytest.raises(StepsDiffer, match=r"^tpu: whole steps, 16 rows: differs: "):
+            open_engine(served, config, attention=checked)
+        assert all(array.is_deleted() for array in jax.tree.leaves((runners[-1]._pools, runners[-1]._state)))
+        assert not any(array.is_deleted() for array in params)
+        engine = open_engine(served, config, attention=AttentionChoice("tpu", AttentionReason.UNCHECKED))
+        engine.stop()
+        assert engine.attention.compared == ""

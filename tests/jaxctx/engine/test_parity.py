@@ -14,7 +14,8 @@ from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import ServedModel
 from jaxctx.engine.interface import Caller
 from jaxctx.model.weights import load_model
-from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
+from jaxctx.types import CreateContextRequest, GenerateRequest, OpenRequest, SamplingParams, SaveRequest
+from tests.jaxctx.conftest import GOLDEN_NAMES
 
 ME = Caller()
 CONFIG = EngineConfig(pages=256, max_batch=5, max_batch_tokens=8, max_context_tokens=640)
@@ -23,7 +24,7 @@ NO_STOP = {"ignore_eos": True, "max_tokens": 64, "sampling": SamplingParams(temp
 
 
 def serve(checkpoint, dtype: str, echo_served: ServedModel) -> ServedModel:
-    loaded = load_model(checkpoint, dtype=dtype)
+    loaded = load_model(checkpoint, dtype=dtype, context_tokens=CONFIG.max_context_tokens)
     text = echo_served.text  # golden models have no tokenizer; the engine needs one only for text
     return replace(
         echo_served,
@@ -48,18 +49,10 @@ async def filled(engine: LocalEngine, *parts: list[int], salt: str = "") -> str:
 
 
 # What each family computes is tested without an engine too, in tests/jaxctx/model/test_goldens.py.
+QUICK = "qwen3_gqa1_narrow_heads_tied"
 golden_models = pytest.mark.parametrize(
     "golden",
-    [
-        pytest.param("llama_gqa1_llama3", marks=pytest.mark.slow),
-        "qwen3_gqa1_narrow_heads_tied",
-        pytest.param("mistral_gqa4_wide_heads", marks=pytest.mark.slow),
-        pytest.param("qwen2_gqa8", marks=pytest.mark.slow),
-        pytest.param("llama_gqa8_biases_linear_tied", marks=pytest.mark.slow),
-        pytest.param("mistral_gqa1_tied", marks=pytest.mark.slow),
-        pytest.param("qwen2_gqa4_tied", marks=pytest.mark.slow),
-        pytest.param("qwen3_gqa8_wide_heads", marks=pytest.mark.slow),
-    ],
+    [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in GOLDEN_NAMES],
     indirect=True,
 )
 
@@ -97,6 +90,37 @@ async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, 
         ids, values = zip(*piece.logprobs[0].top, strict=True)
         assert np.allclose(values, logprobs[list(ids)], rtol=1e-4, atol=1e-4)
         assert np.allclose(values, np.sort(logprobs)[::-1][:20], rtol=1e-4, atol=1e-4)
+
+
+@golden_models
+async def test_hit_equals_miss_fork_equals_fresh_restart_equals_running(
+    make_engine, golden_checkpoint, golden, echo_served, tmp_path
+) -> None:
+    """Of a prompt that is longer than any window, in part pages, and whose windows begin within a page."""
+    served = serve(golden_checkpoint, "float32", echo_served)
+    prompt, expected = golden.tokens[:500].tolist(), golden.greedy[-1].tolist()
+
+    def opened_engine() -> LocalEngine:
+        engine: LocalEngine = make_engine(
+            WITHOUT_DRAFTS, served, device_config=CONFIG, whole=False, store=(tmp_path / "store").as_uri()
+        )
+        return engine
+
+    engine = opened_engine()
+    assert await continued(engine, await filled(engine, prompt, salt="missed")) == expected
+    computed = (await engine.stats()).tokens_computed
+    hit = await filled(engine, prompt, salt="missed")
+    assert (await engine.stats()).tokens_computed - computed < CONFIG.page_size  # the rest was found
+    (fork,) = await engine.fork(ME, hit)
+    await engine.save(ME, SaveRequest(context_id=hit, name="kept", durable=True))
+    assert await continued(engine, fork.context_id) == await continued(engine, hit) == expected
+    rewound = await engine.rewind(ME, hit, 500)
+    assert await continued(engine, rewound.context_id) == expected
+
+    restarted = opened_engine()  # the device's pages are poisoned
+    opened = await restarted.open(ME, OpenRequest(name="kept"))
+    assert opened.computed == 0
+    assert await continued(restarted, opened.context.context_id) == expected
 
 
 async def top_logprobs(engine: LocalEngine, context_id: str) -> object:

@@ -37,7 +37,8 @@ def dense_logits():
         @jax.jit
         def forward(params, tokens):
             positions = jnp.tile(jnp.arange(length, dtype=jnp.int32), sequences)
-            return model.logits(params, model.hidden(params, tokens, positions, DenseCausal(sequences, mesh=mesh)))
+            kv = DenseCausal(sequences, mesh=mesh, windows=model.kv.windows, soft_cap=model.kv.soft_cap)
+            return model.logits(params, model.hidden(params, tokens, positions, kv))
 
         flat = jnp.asarray(tokens, jnp.int32).reshape(-1)
         return np.asarray(forward(params, flat)).reshape(sequences, length, -1)

@@ -38,6 +38,16 @@ MISTRAL = LLAMA31 | {"architectures": ["MistralForCausalLM"], "rope_scaling": No
 QWEN2 = LLAMA31 | {"architectures": ["Qwen2ForCausalLM"], "rope_scaling": None, "sliding_window": 4096}
 QWEN3 = QWEN2 | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 128, "hidden_size": 1024, "num_attention_heads": 16}
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 64,
+    "long_factor": [2.0] * 64,
+    "original_max_position_embeddings": 4096,
+}
+PHI3 = {"architectures": ["Phi3ForCausalLM"], "rope_scaling": None}
+SLIDING = QWEN2 | {"use_sliding_window": True}
+
 
 def test_llama_31():
     config = from_hf(LLAMA31)
@@ -74,7 +84,7 @@ def test_old_and_new_rope_keys_agree():
 @pytest.mark.parametrize(
     ("scaling", "key"),
     [
-        ({"rope_type": "yarn", "factor": 4.0}, r"rope_scaling\.rope_type: 'yarn'"),
+        ({"rope_type": "axial", "factor": 4.0}, r"rope_scaling\.rope_type: 'axial'"),
         ({"rope_type": "linear", "factor": 4.0}, r"rope_scaling: .* linear 4, but rope_parameters says .* linear 2"),
         ({"rope_type": "default"}, r"rope_scaling: .* no scaling, but rope_parameters says .* linear 2"),
         ({"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}, r"rope_scaling: rope_theta = 7 .*rope_parameters"),
@@ -93,32 +103,72 @@ def test_rope_scaling_that_says_the_same_as_rope_parameters():
     assert from_hf(LLAMA31 | {"rope_parameters": {}}) == from_hf(LLAMA31)
 
 
-def test_a_sliding_window_limits_the_positions():
-    assert from_hf(MISTRAL | {"sliding_window": None}).max_positions == 32768
-    assert from_hf(MISTRAL | {"sliding_window": 4096}).max_positions == 4096
-    assert from_hf(MISTRAL | {"sliding_window": 10**6}).max_positions == 32768
-    assert from_hf(QWEN2 | {"use_sliding_window": False}).max_positions == 131072
-    assert from_hf(QWEN2 | {"use_sliding_window": True}).max_positions == 4096
-    assert from_hf(LLAMA31 | {"sliding_window": 4096}).max_positions == 4096  # transformers' cache has such a window
-    assert from_hf(LLAMA31 | {"sliding_window": 4096, "use_sliding_window": False}).max_positions == 131072
+def test_yarn_is_made_for_as_many_tokens_as_its_factor_says():
+    """Makers' notes say to add the object to a file whose positions are those before."""
+    raw = LLAMA31 | {"rope_scaling": YARN, "max_position_embeddings": 32768}
+    assert (from_hf(raw).max_positions, from_hf(raw).declared_positions) == (131072, None)
+    assert from_hf(raw | {"max_position_embeddings": 200_000}).max_positions == 200_000
 
 
-def test_what_a_window_caps_is_kept():
-    assert from_hf(MISTRAL).declared_positions == 32768
-    assert from_hf(MISTRAL | {"sliding_window": 32768}).declared_positions is None
-    assert from_hf(MISTRAL | {"sliding_window": None}).declared_positions is None
+def test_longrope_has_its_original_positions_unless_longer_contexts_are_asked_for():
+    config = from_hf(LLAMA31 | {"rope_scaling": LONG})
+    assert (config.max_positions, config.declared_positions) == (4096, 131072)
+    assert config.context_reason(4096).startswith("as many as take LongRoPE's short factors")
+    assert config.context_reason(100) == ""
+    assert config.for_contexts_of(None) == config.for_contexts_of(4096) == config
+    long = config.for_contexts_of(4097)
+    assert (long.max_positions, long.declared_positions) == (131072, None)
+    assert long.attention_of(0).rope.scaling.takes_long_factors
+    assert long.context_reason(100) == "for which all take LongRoPE's long factors, as beyond 4096"
+    assert long.for_contexts_of(4096) == long
+    assert from_hf(LLAMA31 | {"rope_scaling": LONG, "max_position_embeddings": 4096}).declared_positions is None
 
 
-SLIDING = QWEN2 | {"use_sliding_window": True}
+def test_phi3_has_other_names_for_longrope():
+    """That RoPE has another name, which elsewhere means another RoPE, is in published files."""
+    raw = LLAMA31 | PHI3 | {"original_max_position_embeddings": 4096, "rope_scaling": LONG}
+    for name in ("su", "yarn"):
+        assert from_hf(raw | {"rope_scaling": LONG | {"rope_type": name}}) == from_hf(raw)
 
 
-def test_a_window_that_no_layer_has_is_none():
-    assert from_hf(SLIDING | {"max_window_layers": 31}).max_positions == 4096
-    assert from_hf(SLIDING | {"max_window_layers": 32}).max_positions == 131072
-    assert from_hf(SLIDING | {"max_window_layers": 0}).max_positions == 4096
-    assert from_hf(SLIDING | {"layer_types": ["full_attention"] * 32}).max_positions == 131072
+def test_dynamic_rope_has_the_positions_up_to_which_it_changes_nothing():
+    config = from_hf(LLAMA31 | {"rope_scaling": {"type": "dynamic", "factor": 4.0}})
+    assert (config.max_positions, config.declared_positions) == (131072, 524288)
+    assert config.context_reason(131072) == "up to which dynamic RoPE changes nothing"
+    assert config.for_contexts_of(200_000) == config
+
+
+def windows(raw):
+    """The windows of all layers, and the positions."""
+    config = from_hf(raw)
+    return [config.attention_of(layer).window for layer in range(config.layers)], config.max_positions
+
+
+def test_a_sliding_window_is_of_all_layers_or_of_those_from_max_window_layers_on():
+    assert windows(MISTRAL | {"sliding_window": None}) == ([None] * 32, 32768)
+    assert windows(MISTRAL) == ([4096] * 32, 32768)
+    assert windows(MISTRAL | {"sliding_window": 32767}) == ([32767] * 32, 32768)
+    assert windows(MISTRAL | {"sliding_window": 32768}) == ([None] * 32, 32768)  # all positions are within
+    assert windows(QWEN2 | {"use_sliding_window": False}) == ([None] * 32, 131072)
+    assert windows(SLIDING) == ([None] * 28 + [4096] * 4, 131072)
+    assert windows(SLIDING | {"max_window_layers": 31}) == ([None] * 31 + [4096], 131072)
+    assert windows(SLIDING | {"max_window_layers": 32}) == ([None] * 32, 131072)
+    assert windows(SLIDING | {"max_window_layers": 0}) == ([4096] * 32, 131072)
+    assert windows(SLIDING | {"layer_types": ["full_attention"] * 32}) == ([None] * 32, 131072)
     every = ["full_attention"] * 31 + ["sliding_attention"]
-    assert from_hf(SLIDING | {"layer_types": every, "max_window_layers": 32}).max_positions == 4096
+    assert windows(SLIDING | {"layer_types": every, "max_window_layers": 32}) == ([None] * 31 + [4096], 131072)
+
+
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "GraniteForCausalLM", "Olmo2ForCausalLM"])
+def test_a_window_that_the_class_does_not_have_limits_the_positions(family):
+    """In transformers it is a window of the cache alone: up to its width layers and cache agree."""
+    raw = LLAMA31 | {"architectures": [family], "sliding_window": 4096}
+    assert windows(raw) == ([None] * 32, 4096)
+    assert from_hf(raw).declared_positions == 131072
+    assert from_hf(raw).context_reason(4096) == "the model's attention window"
+    assert windows(raw | {"use_sliding_window": False}) == ([None] * 32, 131072)
+    with pytest.raises(CheckpointError, match=r"^config\.json: layer_types: full_attention"):
+        from_hf(raw | {"layer_types": ["full_attention"] * 32})
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"])
@@ -154,7 +204,25 @@ def test_what_is_large_and_published_is_read(positions):
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rope_theta": "high"}, "rope_theta"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, r"rope_scaling\.rope_type"),
+        ({"rope_scaling": {"rope_type": "axial", "factor": 4.0}}, r"rope_scaling\.rope_type"),
+        ({"rope_scaling": YARN | {"factor": None}}, r"rope_scaling\.factor"),
+        ({"rope_scaling": YARN | {"factor": 0.5}}, r"rope_scaling\.factor"),
+        ({"rope_scaling": YARN | {"beta_fast": 0.5}}, r"rope_scaling\.beta_fast: .* beta_slow = 1"),
+        ({"rope_scaling": YARN | {"beta_slow": -1}}, r"rope_scaling\.beta_slow"),
+        ({"rope_scaling": YARN | {"attention_factor": "high"}}, r"rope_scaling\.attention_factor"),
+        ({"rope_scaling": YARN | {"mscale": -1.0}}, r"rope_scaling\.mscale"),
+        ({"rope_scaling": YARN | {"truncate": 1}}, r"rope_scaling\.truncate"),
+        ({"rope_scaling": YARN | {"rope_theta": 1.0}}, r"rope_scaling\.rope_theta"),
+        ({"rope_scaling": YARN | {"extrapolation_factor": 2.0}}, r"rope_scaling\.extrapolation_factor: is not underst"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, r"rope_scaling\.factor"),
+        (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, r"rope_scaling\.rope_type: 'linear' is not supp"),
+        (PHI3 | {"partial_rotary_factor": 0.002}, "partial_rotary_factor"),
+        (PHI3 | {"partial_rotary_factor": 0.04}, "partial_rotary_factor: must make an even number of elements rotate"),
+        ({"rope_scaling": LONG | {"short_factor": None}}, r"rope_scaling\.short_factor"),
+        ({"rope_scaling": LONG | {"long_factor": [1.0] * 63}}, r"rope_scaling\.long_factor: of 63 numbers, but 64"),
+        ({"rope_scaling": LONG | {"long_factor": [1.0] * 63 + ["2"]}}, r"rope_scaling\.long_factor: must be a list"),
+        ({"rope_scaling": LONG | {"long_factor": [0.0] * 64}}, r"rope_scaling\.long_factor: must be a list"),
+        ({"rope_scaling": LONG | {"original_max_position_embeddings": 1}}, r"rope_scaling\.original_max_position"),
         ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, r"rope_scaling\.low_freq_factor"),
         ({"rope_scaling": LLAMA31["rope_scaling"] | {"low_freq_factor": 4.0}}, r"rope_scaling\.low_freq_factor"),

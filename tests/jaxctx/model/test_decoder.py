@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxctx.model.config import LayerAttention
 from jaxctx.model.functional import EIGHT_BITS, abstract
 from scripts.checkpoints import init_random
 from scripts.dense import DenseCausal
@@ -19,6 +20,63 @@ def test_switches_add_and_remove_parameters(tiny):
     assert len(names(out_bias=True) - names()) == tiny.layers
     assert len(names(ffn_bias=True) - names()) == 3 * tiny.layers
     assert len(names() - names(query_key_norm="none")) == 2 * tiny.layers
+
+
+def test_norms_of_all_heads_and_around_blocks(tiny):
+    """Their shapes; what they compute is compared with transformers."""
+
+    def shapes(**change):
+        return {spec.name: spec.shape for spec in abstract(dataclasses.replace(tiny, **change), "float32")[0].specs}
+
+    names = shapes(query_key_norm="all_heads")
+    assert names["model.layers.1.self_attn.q_norm.weight"] == (tiny.heads * tiny.head_dim,)
+    assert names["model.layers.1.self_attn.k_norm.weight"] == (tiny.kv_heads * tiny.head_dim,)
+    before, after, around = (set(shapes(norms=norms)) for norms in ("before", "after", "around"))
+    assert len(before) == len(after) == len(around) - 2 * tiny.layers
+
+
+def test_layers_that_do_not_rotate_do_not_see_positions(tiny):
+    tokens, positions = jnp.arange(8), jnp.arange(8)[::-1] * 9
+    config = dataclasses.replace(tiny, layer_attention=(LayerAttention(rope=None),))
+    model, params = init_random(config, 0, scale=0.2)
+
+    def hidden(positions):
+        return model.hidden(params, tokens, positions, DenseCausal())
+
+    np.testing.assert_array_equal(hidden(jnp.arange(8)), hidden(positions))
+    one = dataclasses.replace(tiny, layer_attention=(LayerAttention(rope=None), LayerAttention()))
+    model, params = init_random(one, 0, scale=0.2)
+    assert np.abs(hidden(jnp.arange(8)) - hidden(positions)).max() > 1e-3
+
+
+def test_windows_and_soft_caps_reach_attention(tiny):
+    windows = (LayerAttention(window=7), LayerAttention())
+    config = dataclasses.replace(tiny, layers=3, layer_attention=windows, scores_soft_cap=30.0)
+    kv = abstract(config, "float32")[0].kv
+    assert (kv.windows, kv.soft_cap) == ((7, None, 7), 30.0)
+    plain = abstract(tiny, "float32")[0].kv
+    assert (plain.windows, plain.soft_cap) == ((), None)
+
+
+def test_the_soft_cap_of_logits(tiny):
+    plain, params = init_random(tiny, 0, scale=0.5)
+    hidden = jax.random.normal(jax.random.key(1), (5, tiny.width))
+    logits = plain.logits(params, hidden)
+    capped = init_random(dataclasses.replace(tiny, logits_soft_cap=2.0, logits_scale=0.5), 0, scale=0.5)[0]
+    found = capped.logits(params, hidden)
+    assert np.abs(found).max() < 2.0 < np.abs(logits / 2).max()
+    np.testing.assert_allclose(found, 2 * np.tanh(np.asarray(logits) / 2 / 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("float32", 55.42562584220407), ("bfloat16", 55.5)])
+def test_embeddings_are_scaled_as_narrow_as_they_are(tiny, dtype, scale):
+    """Of a width of 3072, as the model was trained."""
+    config = dataclasses.replace(tiny, embedding_scale=3072**0.5, residual_scale=1e-30, norm_eps=1.0)
+    model, params = init_random(config, 0, dtype)
+    hidden = jax.jit(lambda tokens: model.hidden(params, tokens, tokens, Recording()))(jnp.arange(5))
+    embedding = np.asarray(params[0], np.float32)[:5] * scale
+    expected = embedding / np.sqrt((embedding**2).mean(-1, keepdims=True) + 1.0)
+    np.testing.assert_allclose(hidden, expected, rtol=1e-5)
 
 
 def test_the_same_seed_gives_the_same_parameters(tiny):

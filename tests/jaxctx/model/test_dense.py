@@ -6,16 +6,18 @@ import pytest
 from scripts.dense import DenseCausal
 
 
-def oracle(q, k, v):
+def oracle(q, k, v, window=None, soft_cap=None):
     """One sequence, float64, loops."""
     heads, kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[2]
     out = np.zeros(q.shape)
     for row in range(len(q)):
         for head in range(heads):
             shared = head // (heads // kv_heads)
-            scores = k[: row + 1, shared] @ q[row, head] / np.sqrt(head_dim)
+            seen = slice(0 if window is None else max(0, row + 1 - window), row + 1)
+            scores = k[seen, shared] @ q[row, head] / np.sqrt(head_dim)
+            scores = scores if soft_cap is None else soft_cap * np.tanh(scores / soft_cap)
             weights = np.exp(scores - scores.max())
-            out[row, head] = weights / weights.sum() @ v[: row + 1, shared]
+            out[row, head] = weights / weights.sum() @ v[seen, shared]
     return out
 
 
@@ -31,6 +33,20 @@ def test_equals_float64_loops(kv_heads, sequences):
         rows = slice(i, i + 5)
         expected = oracle(*(np.asarray(x[rows], np.float64) for x in (q, k, v)))
         np.testing.assert_allclose(got[rows], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 0.5])
+def test_each_layer_has_its_window(soft_cap):
+    """Of one token, of some, of more than there are, and none."""
+    q, k, v = (
+        jax.random.normal(key, (7, n, 16))
+        for key, n in zip(jax.random.split(jax.random.key(1), 3), (4, 2, 2), strict=True)
+    )
+    windows = (1, 3, 9, None)
+    backend = DenseCausal(windows=windows, soft_cap=soft_cap)
+    for layer, window in enumerate(windows):
+        expected = oracle(*(np.asarray(x, np.float64) for x in (q, k, v)), window, soft_cap)
+        np.testing.assert_allclose(backend.attend(layer, q, k, v), expected, atol=1e-5)
 
 
 def test_narrow_inputs_give_float32():

@@ -1,7 +1,5 @@
 """A decoder split into a static part and a flat tuple of arrays, and merged again while a step is traced."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,9 +79,7 @@ def test_names_are_those_of_a_checkpoint(tiny):
 
 def test_the_model_states_its_vocabulary_and_its_positions(tiny):
     model, _ = abstract(tiny, "float32")
-    assert (model.vocab_size, model.max_positions, model.attention_window) == (96, 256, None)
-    windowed, _ = abstract(dataclasses.replace(tiny, declared_positions=4096), "float32")
-    assert (windowed.max_positions, windowed.attention_window) == (256, 256)
+    assert (model.vocab_size, model.max_positions, model.context_reason(256)) == (96, 256, "")
 
 
 @pytest.mark.parametrize(("kv_dtype", "expected"), [(None, "bfloat16"), ("float32", "float32"), ("int8", "int8")])

@@ -6,9 +6,9 @@ from jaxctx.model.weights import load_model
 
 
 def test_logits_and_greedy_tokens_equal_those_of_transformers(golden, golden_checkpoint, dense_logits):
-    loaded = load_model(golden_checkpoint)
     steps = golden.greedy.shape[1]
     sequences = np.zeros((len(golden.prompts), max(golden.prompts) + steps), np.int32)
+    loaded = load_model(golden_checkpoint, context_tokens=sequences.shape[1])
     for row, length, chosen in zip(sequences, golden.prompts, golden.greedy, strict=True):
         row[: length + steps] = [*golden.tokens[:length], *chosen]
     logits = dense_logits(loaded.model, loaded.params, sequences)

@@ -16,6 +16,13 @@ SMALL = {
     "intermediate_size": 160,
     "max_position_embeddings": 4096,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 1024}
+LONG = {  # of 8 elements
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.2, 1.5, 2.0],
+    "long_factor": [2.0, 3.0, 5.0, 9.0],
+}
 SHAPES = [
     ("Llama", {"num_key_value_heads": 8, "tie_word_embeddings": True}),
     ("Llama", {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
@@ -38,6 +45,18 @@ SHAPES = [
     ("Qwen2", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
     ("Qwen2", {"num_key_value_heads": 8, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0}}),
     ("Qwen3", {"num_key_value_heads": 1, "head_dim": 40}),
+    ("Qwen3", {"num_key_value_heads": 4, "head_dim": 16, "rope_parameters": YARN}),
+    ("Mistral", {"num_key_value_heads": 2, "sliding_window": 100}),
+    ("Phi3", {"num_key_value_heads": 2, "rope_parameters": LONG, "pad_token_id": 0, "sliding_window": 77}),
+    ("Phi3", {"num_key_value_heads": 8, "partial_rotary_factor": 0.5, "pad_token_id": 0, "tie_word_embeddings": True}),
+    ("Granite", {"num_key_value_heads": 2, "attention_multiplier": 0.3, "residual_multiplier": 0.2}),
+    ("Olmo2", {"num_key_value_heads": 2, "attention_bias": True}),
+    ("Olmo3", {"num_key_value_heads": 4, "num_hidden_layers": 5, "sliding_window": 60}),
+    ("SmolLM3", {"num_key_value_heads": 2, "num_hidden_layers": 5, "pad_token_id": 0}),
+    ("SmolLM3", {"num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 50, "pad_token_id": 0}),
+    ("Gemma", {"num_key_value_heads": 1, "head_dim": 24}),
+    ("Gemma2", {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 64, "attn_logit_softcapping": 9.0}),
+    ("Gemma3", {"num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 7, "sliding_window": 64}),
     ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 ]
 
@@ -63,7 +82,8 @@ def reference(request, torch):
     import transformers
 
     family, fields = request.param
-    config = getattr(transformers, f"{family}Config")(**SMALL, **fields)
+    of_config = "Gemma3Text" if family == "Gemma3" else family
+    config = getattr(transformers, f"{of_config}Config")(**SMALL | fields)
     torch.manual_seed(7)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval().float()
     with torch.no_grad():

@@ -14,7 +14,7 @@ COMPLETE = {
     each["config"]["architectures"][0]: each["config"] for each in GOLDENS if each["name"].endswith(": complete")
 }
 OTHER = (True, False, None, 0, 1, 2, 3, 0.5, 10**6, "", "x", [], {}, ["full_attention"], {"rope_type": "default"})
-"""Values of every type; of those that a field may have, at least one differs from what a complete configuration says."""
+"""Values of every type; of those that a field may have, one at least differs from that of a complete configuration."""
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 

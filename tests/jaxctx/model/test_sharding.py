@@ -18,6 +18,7 @@ from scripts.checkpoints import init_random, write_random
 from tests.engines import shard
 
 Q_PROJ, K_PROJ, O_PROJ = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qko")
+Q_NORM = "model.layers.0.self_attn.q_norm.weight"
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
@@ -27,6 +28,29 @@ def test_many_devices_compute_what_one_does(tiny, dense_logits, tensor):
     tokens = np.arange(40).reshape(2, 20)
     np.testing.assert_allclose(
         dense_logits(model, split, tokens), dense_logits(model, params, tokens), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("kv_heads", "tensor"), [(6, 2), (1, 4)])
+def test_a_norm_over_all_heads_sees_those_of_all_devices(kv_heads, tensor, dense_logits, tmp_path):
+    raw = {
+        "architectures": ["Olmo2ForCausalLM"],
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 12,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 8,
+        "intermediate_size": 48,
+    }
+    write_random(tmp_path, raw, seed=0)
+    whole = load_model(tmp_path)
+    split = load_model(tmp_path, mesh=make_mesh(whole.model.config, tensor=tensor))
+    norms = {spec.name: array for spec, array in zip(split.model.specs, split.params, strict=True)}
+    assert norms[Q_NORM].addressable_shards[0].data.shape == (96 // tensor,)
+    tokens = np.arange(40).reshape(2, 20)
+    np.testing.assert_allclose(
+        dense_logits(split.model, split.params, tokens), dense_logits(whole.model, whole.params, tokens), atol=1e-4
     )
 
 
@@ -88,13 +112,14 @@ def test_query_heads_of_several_kv_heads_lie_together_on_their_device(tiny):
 
 
 def held_heads(config: ModelConfig, mesh: Mesh) -> list[list[int]]:
-    """The query heads on each device: by q_proj, by its bias and by o_proj alike. Its KV heads are theirs."""
-    model, params = init_random(replace(config, qkv_bias=True), 0)
+    """The query heads on each device: by q_proj, its bias, a norm over all heads and o_proj alike. It has their KV heads."""
+    model, params = init_random(replace(config, qkv_bias=True, query_key_norm="all_heads"), 0)
     heads = np.repeat(np.arange(config.heads), config.head_dim)
     kv_heads = np.repeat(np.arange(config.kv_heads), config.head_dim)
     numbered = {
         Q_PROJ: np.tile(heads[:, None], config.width),
         Q_PROJ.replace("weight", "bias"): heads,
+        Q_NORM: heads,
         K_PROJ: np.tile(kv_heads[:, None], config.width),
         O_PROJ: np.tile(heads, (config.width, 1)),
     }
@@ -115,6 +140,7 @@ def held_heads(config: ModelConfig, mesh: Mesh) -> list[list[int]]:
 
     found = on_each_device(Q_PROJ)
     assert on_each_device(O_PROJ, axis=1) == on_each_device(Q_PROJ.replace("weight", "bias")) == found
+    assert on_each_device(Q_NORM) == found
     group = config.heads // config.kv_heads
     assert on_each_device(K_PROJ) == [sorted({head // group for head in each}) for each in found]
     return found

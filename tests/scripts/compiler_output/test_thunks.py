@@ -12,10 +12,10 @@ from jax import lax
 from jax.sharding import SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.plan.memory_planner import OLDEST_JAX, TARGETS, compiling_for
+from jaxctx.engine.plan.mesh_plan import described_on
 from jaxctx.engine.runner.compiled_model import CompiledModel, StateFunction
 from jaxctx.engine.runner.compiler_options import compiler_options
-from jaxctx.engine.runner.memory_planner import OLDEST_JAX, TARGETS, compiling_for
-from jaxctx.engine.runner.mesh_plan import described_on
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
 from jaxctx.model.sharding import make_mesh

@@ -25,7 +25,6 @@ from jaxctx_server.metrics.generations import FINISH_REASONS
 from jaxctx_server.metrics.server_metrics import ServerMetrics
 from jaxctx_server.metrics.table import (
     ENGINE_COUNTERS,
-    ENGINE_INFO,
     METRICS,
     ROUTER_METRICS,
     SERVER_METRICS,
@@ -112,8 +111,9 @@ async def test_it_says_what_runs(lifecycle: ServerLifecycle) -> None:
 
 @pytest.mark.parametrize("reason", [AttentionReason.PLATFORM, AttentionReason.DIFFERS])
 async def test_it_says_what_computes_attention(text: ModelText, limits: Limits, reason: AttentionReason) -> None:
-    lifecycle, choice = ServerLifecycle(), AttentionChoice("reference", reason, "it differs in row 3")
-    lifecycle.set_ready(ServingState.of(FakeEngine(), text, limits, attention=choice))
+    lifecycle, engine = ServerLifecycle(), FakeEngine()
+    engine.attention_status = AttentionChoice("reference", reason, "it differs in row 3").as_status()
+    lifecycle.set_ready(ServingState.of(engine, text, limits))
     body = (await ServerMetrics(lifecycle).render()).body
     lifecycle.stop()
     values, labels = values_of(parsed(body)), {"implementation": "reference", "reason": reason.value}
@@ -193,7 +193,10 @@ async def test_a_router_has_the_load_of_its_engines(router: FakeRouter) -> None:
     assert value(values, "jaxctx_engines") == 2
     assert value(values, "jaxctx_engines_lost_total") == 0
     assert value(values, "jaxctx_requests_running", engine_id="a") == STATS.running
-    hidden = {metric.name for metric in (*VLLM_METRICS, *ENGINE_INFO, *ENGINE_COUNTERS)}
+    told = {"implementation": "reference", "reason": "platform"}
+    assert value(values, "jaxctx_attention_info", engine_id="a", **told) == 1
+    assert len([name for name, _ in values if name == "jaxctx_attention_info"]) == 1  # nobody knows it of "b" yet
+    hidden = {metric.name for metric in (*VLLM_METRICS, *ENGINE_COUNTERS)}
     assert names_of(families).isdisjoint(hidden)
     router.lose("a")
     values = values_of(await rendered(metrics))

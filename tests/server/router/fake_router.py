@@ -55,6 +55,8 @@ class NameChannel:
 class FakeRemoteEngine(RemoteEngine):
     """The connection of a router to a fake engine. Calls are recorded, and answered by the services of one server."""
 
+    attention_status = FakeEngine.attention_status
+
     def __init__(self, text: ModelText, info: EngineInfo) -> None:
         channel: Any = NameChannel()
         self.contexts = ContextServiceStub(channel)

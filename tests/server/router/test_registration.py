@@ -11,7 +11,7 @@ import pytest
 from jaxctx import errors
 from jaxctx.engine.interface import Caller
 from jaxctx.model.text import ModelText
-from jaxctx.types import CreateContextRequest, EngineStats
+from jaxctx.types import Attention, CreateContextRequest, EngineStats
 from jaxctx.v1.engine_service_pb2 import RegisterRequest, RegisterResponse
 from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.router import registration as registration_module
@@ -70,6 +70,38 @@ async def begin(registration: EngineRegistration, host: str = "10.0.0.5") -> Asy
     call = registration.register(host, REQUEST)
     await anext(call)
     return call
+
+
+@pytest.mark.parametrize(
+    ("attention", "said"),
+    [
+        (
+            Attention(implementation="reference", reason="differs", why_no_kernel="it differs in row 3"),
+            (
+                "WARNING",
+                "engine 10.0.0.5:7001: attention is computed by plain JAX, which is slower than a kernel: it d",
+            ),
+        ),
+        (Attention(implementation="tpu", reason="checked"), ("INFO", "engine 10.0.0.5:7001: attention tpu (checked)")),
+        (None, None),
+    ],
+)
+async def test_the_log_says_what_computes_attention_of_an_engine(
+    registration: EngineRegistration,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    attention: Attention | None,
+    said: tuple[str, str] | None,
+) -> None:
+    monkeypatch.setattr(ConnectedEngine, "attention_status", attention)
+    with caplog.at_level("INFO", "jaxctx.server"):
+        call = await begin(registration)
+    await call.aclose()
+    lines = [(each.levelname, each.message) for each in caplog.records if "attention" in each.message]
+    assert len(lines) == (said is not None)
+    if said is not None:
+        assert lines[0][0] == said[0]
+        assert lines[0][1].startswith(said[1])
 
 
 async def test_an_engine_is_registered_at_the_host_that_it_calls_from(

@@ -149,14 +149,23 @@ MISTRAL_NAMED = ToolCallFormat(
     ),
 )
 TOOL_CALL_FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMED)}
-FAMILY_FORMATS = {
+FAMILY_FORMATS: Mapping[str, ToolCallFormat | None] = {
+    "GemmaForCausalLM": None,  # was trained on none, as the next two
+    "Gemma2ForCausalLM": None,
+    "Gemma3ForCausalLM": None,
+    "GraniteForCausalLM": None,  # <|tool_call|>[…]
     "LlamaForCausalLM": LLAMA3_JSON,
     "MistralForCausalLM": MISTRAL,
+    "Olmo2ForCausalLM": None,  # was trained on none
+    "Olmo3ForCausalLM": None,  # <function_calls>, in Python
+    "Phi3ForCausalLM": None,  # <|tool_call|>[…], or was trained on none
     "Qwen2ForCausalLM": HERMES,
     "Qwen3ForCausalLM": HERMES,
+    "SmolLM3ForCausalLM": HERMES,
 }
+"""Of families whose template does not tell; None: it writes calls in another format than these, or none."""
 # Templates with one of these write calls as none of the formats here: calls as XML or as Python.
-OTHER_FORMATS = ("<function=", "<|tool_call|>", "functools[", "<｜tool▁calls▁begin｜>")
+OTHER_FORMATS = ("<function=", "<|tool_call|>", "functools[", "<function_calls>", "<｜tool▁calls▁begin｜>")
 
 
 def tool_call_format(chat_template_source: str | None, family: str | None) -> ToolCallFormat | None:

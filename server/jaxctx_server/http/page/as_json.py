@@ -91,6 +91,8 @@ def engine_json(engine: Engine) -> Json:
         "dtype": info.dtype,
         "weights_dtype": info.weights_dtype,
         "kv_dtype": info.kv_dtype,
+        "attention": engine.attention.implementation,
+        "attention_reason": engine.attention.reason,
         "page_size": info.page_size,
         "max_batch": info.max_batch,
         "max_context_tokens": info.max_context_tokens,

@@ -47,6 +47,17 @@ def test_standard_rows_and_custom_mask_rows_take_turns(request_of_ten: Request) 
     assert rows == [(3, 0), (0, 2), (2, 0), (0, 1), (2, 0)]
 
 
+def test_rows_behind_the_next_one_that_are_standard(request_of_ten: Request) -> None:
+    """Drafts may stand there."""
+    assert request_of_ten.standard_rows_behind(5) == 5
+    request_of_ten.custom_mask_rows = {3, 4}
+    assert [request_of_ten.standard_rows_behind(limit) for limit in (0, 2, 3, 9)] == [0, 2, 2, 2]
+    request_of_ten.next_position = 2
+    assert request_of_ten.standard_rows_behind(9) == 0
+    request_of_ten.next_position = 4
+    assert request_of_ten.standard_rows_behind(9) == 9
+
+
 def test_with_a_format_no_row_goes_ahead_of_the_token_that_the_host_knows(request_of_ten: Request) -> None:
     output: Any = SimpleNamespace(matcher=object(), next_mask=object(), awaits_mask=False)
     request_of_ten.output = output

@@ -25,7 +25,7 @@ GREEDY = GenerateRequest(context_id="", sampling=SamplingParams(temperature=0.0)
 
 def make_views(rows: int = 16, samples: int = 4, mask_words: int = 0) -> StepInputs:
     """Inputs of a step that does nothing, as `ModelRunner.make_step_inputs` makes them."""
-    shape = StepShape(rows, samples, metadata_shape(rows, PAGE_SIZE, 64, 33, "reference"), mask_words)
+    shape = StepShape(rows, samples, (metadata_shape(rows, PAGE_SIZE, 64, 33, "reference"),), mask_words)
     views = unpack_inputs(np.zeros(shape.size, np.int32), shape)
     views.slots[:] = NOBODY
     views.sampling[:] = row_words()

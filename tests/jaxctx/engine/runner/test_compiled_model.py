@@ -10,25 +10,13 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel, StateFunction
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import StepShape
-from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import EVERY_DEVICE, mesh_shape
 from jaxctx_kernels import KernelChoice, kv_pages_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
 from tests.engines import shard
+from tests.tiny_models import QWEN3 as TINY
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=512,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=48,
-    max_positions=512,
-    query_key_norm="head",
-)
 CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=8, max_context_tokens=128)
 SMALL_PAGES = EngineConfig(pages=24, page_size=4, max_batch=4, max_batch_tokens=64, max_context_tokens=90)
 
@@ -79,7 +67,7 @@ def test_a_mesh_has_its_kernel(platform: str, is_whole: bool, monkeypatch: pytes
     sizes = mesh_shape(config, 2, platform)
     mesh = jax.make_mesh(sizes, EVERY_DEVICE, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:2])
     program = CompiledModel(model, shard(mesh, model, params), CONFIG, mesh)
-    assert {shape.metadata.kernel for shape in program.shapes} == {"tpu"}
+    assert {shape.metadata[0].kernel for shape in program.shapes} == {"tpu"}
     assert program.pools[0].k.sharding.is_fully_replicated == is_whole
     assert program.pools[0].k.shape[0] == (1 if is_whole else 2)
 

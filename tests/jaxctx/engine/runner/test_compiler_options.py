@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import pytest
 
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.plan.memory_planner import memory_analysis
 from jaxctx.engine.runner.compiled_model import CompiledModel, StateFunction
 from jaxctx.engine.runner.compiler_options import CPU_OPTIONS, GPU_OPTIONS, compiler_options
-from jaxctx.engine.runner.memory_planner import memory_analysis
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.model.config import ModelConfig
 from scripts.checkpoints import init_random
+from tests.tiny_models import LLAMA
 
-TINY = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=64,
-    width=32,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    head_dim=16,
-    ffn=32,
-    max_positions=64,
-)
+TINY = replace(LLAMA, head_dim=16)
 CONFIG = EngineConfig(pages=4, max_batch=2, max_batch_tokens=4, max_context_tokens=64)
 
 
@@ -58,7 +49,7 @@ def test_an_engine_compiles_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax.stages.Lowered, "compile", note)
     runner = ModelRunner(*init_random(TINY, seed=0, dtype="float32"), CONFIG)
     runner._compile(StateFunction.LOAD_ALLOWED)
-    program: CompiledModel = runner._compiled_model
+    program: CompiledModel = runner.program
     assert given == [program.compiler_options] == [compiler_options(jax.devices()[0].platform)]
     memory_analysis(program.lower(StateFunction.LOAD_ALLOWED), program.compiler_options)
     assert given[1] == {**given[0], "xla_gpu_autotune_level": 0}

@@ -3,7 +3,7 @@
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
@@ -15,29 +15,18 @@ import pytest
 from jaxctx.cache.attention_overrides import encode_override
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core.forward_pass import Sampler
-from jaxctx.engine.runner.batch import write_attention_overrides, write_samples
+from jaxctx.engine.runner.batch import write_attention_overrides, write_index_positions, write_samples
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.engine.runner.step import StepShape, read_output
-from jaxctx.model.config import ModelConfig
+from jaxctx.engine.runner.step import StepShape, read_output, write_metadata
 from jaxctx.model.sharding import make_mesh
 from jaxctx.types import GenerateRequest, SamplingParams
-from jaxctx_kernels import Segment, build_attention_metadata
+from jaxctx_kernels import Segment
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel, echo_next
 from tests.engines import shard
+from tests.tiny_models import QWEN3
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=96,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=48,
-    max_positions=4096,
-    query_key_norm="head",
-)
+TINY = replace(QWEN3, vocab_size=96, max_positions=4096)
 CONFIG = EngineConfig(pages=24, page_size=4, max_batch=4, max_batch_tokens=64, max_context_tokens=90)
 LENGTH = 61
 Ranges = Sequence[tuple[int, int]]
@@ -45,9 +34,15 @@ Ranges = Sequence[tuple[int, int]]
 
 @dataclass
 class DenseMasked:
-    """An `AttentionBackend` of one sequence whose rows see what `mask` `[rows, rows]` says, in float64."""
+    """An `AttentionBackend` of one sequence whose rows see what `mask` `[rows, rows]` says, in float64.
+
+    Of that they see what is in their windows, by `positions`, int `[rows]`; `windows` and `soft_cap` as in `KVSpec`.
+    """
 
     mask: np.ndarray
+    positions: np.ndarray
+    windows: tuple[int | None, ...] = ()
+    soft_cap: float | None = None
     looped: ClassVar[bool] = False
     mesh: ClassVar[None] = None
     pools: ClassVar[None] = None
@@ -55,10 +50,14 @@ class DenseMasked:
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
         out = np.zeros(q.shape)
+        window = self.windows[layer] if self.windows else None
+        distance = self.positions[:, None] - self.positions
+        mask = self.mask if window is None else self.mask & (distance < window)
         for row, head in np.ndindex(*q.shape[:2]):
-            kv_head, seen = head * k.shape[1] // q.shape[1], self.mask[row]
+            kv_head, seen = head * k.shape[1] // q.shape[1], mask[row]
             if seen.any():
                 score = k[seen, kv_head] @ q[row, head] / math.sqrt(q.shape[2])
+                score = score if self.soft_cap is None else self.soft_cap * np.tanh(score / self.soft_cap)
                 weight = np.exp(score - score.max())
                 out[row, head] = weight @ v[seen, kv_head] / weight.sum()
         return jnp.asarray(out, jnp.float32)
@@ -105,8 +104,9 @@ class Subject:
                 packed, views = self.device.make_step_inputs(shape)
                 segment = self.write(views, first, rows, table)
                 write_attention_overrides(views, first, rows, overrides)
+                write_index_positions(views, overrides)
                 write_samples(views, first, asked, samplers)
-                build_attention_metadata([segment], shape.metadata, views.metadata)
+                write_metadata([segment], shape, views)
                 told, output = self.device.run(shape, packed, logits=True)
                 logits.append(np.asarray(told)[: len(asked)])
                 samples.append(read_output(np.asarray(output)).tokens[: len(asked)])
@@ -127,7 +127,7 @@ class Subject:
         segment = self.write(views, 0, LENGTH, np.arange(1, self.config.pages + 1, dtype=np.int32))
         views.sample_rows[0] = LENGTH - 1
         sampler.write(views.sampling[0], position=LENGTH)
-        build_attention_metadata([segment], shape.metadata, views.metadata)
+        write_metadata([segment], shape, views)
         return int(read_output(np.asarray(self.device.run(shape, packed)[1])).tokens[0])
 
     def dense(self, positions: np.ndarray | None = None, masks: Mapping[int, Ranges] = {}) -> np.ndarray:
@@ -139,14 +139,19 @@ class Subject:
                 mask[index, start:stop] = True
         positions = np.arange(LENGTH) if positions is None else positions
         at = jnp.asarray(positions, jnp.int32)
-        hidden = self.model.hidden(self.params, jnp.asarray(self.tokens), at, DenseMasked(mask))
+        kv = self.model.kv
+        dense = DenseMasked(mask, positions, kv.windows, kv.soft_cap)
+        hidden = self.model.hidden(self.params, jnp.asarray(self.tokens), at, dense)
         return np.asarray(self.model.logits(self.params, hidden))
 
 
 @cache
 def make_subject(kind: str) -> Subject:
+    config = replace(TINY, layers=3) if kind == "windows" else TINY
     mesh = make_mesh(TINY, tensor=2) if kind == "two devices" else None
-    model, params = (EchoModel(), ()) if kind == "echo" else init_random(TINY, seed=3, dtype="float32", scale=0.3)
+    model, params = (EchoModel(), ()) if kind == "echo" else init_random(config, seed=3, dtype="float32", scale=0.3)
+    if kind == "windows":
+        model = replace(model, kv=replace(model.kv, windows=(7, None, 20), soft_cap=2.0))
     device = ModelRunner(model, params if mesh is None else shard(mesh, model, params), CONFIG, mesh)
     tokens = np.random.default_rng(7).integers(0, model.vocab_size, LENGTH).astype(np.int32)
     return Subject(model, params, device, CONFIG, tokens)
@@ -159,13 +164,16 @@ def subject(request) -> Subject:
 
 # A decoder takes seconds for each step size that it compiles, the echo model less.
 with_decoder = pytest.mark.parametrize(
-    "subject", ["echo", "decoder", pytest.param("two devices", marks=pytest.mark.slow)], indirect=True
+    "subject",
+    ["echo", "decoder", "windows", pytest.param("two devices", marks=pytest.mark.slow)],
+    indirect=True,
 )
 with_echo = pytest.mark.parametrize(
     "subject",
     [
         "echo",
         pytest.param("decoder", marks=pytest.mark.slow),
+        pytest.param("windows", marks=pytest.mark.slow),
         pytest.param("two devices", marks=pytest.mark.slow),
     ],
     indirect=True,
@@ -267,13 +275,13 @@ def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: 
     device, table = echo.device, np.arange(1, CONFIG.pages + 1, dtype=np.int32)
     shape = echo.compiled(9, 1)
     packed, views = device.make_step_inputs(shape)
-    build_attention_metadata([echo.write(views, 0, 9, table)], shape.metadata, views.metadata)
+    write_metadata([echo.write(views, 0, 9, table)], shape, views)
     views.sample_rows[0], views.slots[0] = 8, 2
     _, by_masked = device.run(shape, packed, logits=True)
 
     shape = echo.compiled(1)
     packed, views = device.make_step_inputs(shape)
-    build_attention_metadata([echo.write(views, 9, 1, table)], shape.metadata, views.metadata)
+    write_metadata([echo.write(views, 9, 1, table)], shape, views)
     views.tokens[0] = -1 - 2  # the sample of slot 2
     _, by_step = device.run(shape, packed)
 

@@ -15,24 +15,13 @@ from jaxctx.engine.factory import kv_layout_name
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner.compiled_model import StateFunction
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.model.config import ModelConfig
 from jaxctx.model.sharding import make_mesh
 from jaxctx.types import CreateContextRequest, GenerateRequest, OpenRequest, SamplingParams, SaveRequest
 from scripts.checkpoints import init_random
 from tests.engines import on_demand, shard
+from tests.tiny_models import QWEN3
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=512,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=48,
-    max_positions=256,
-    query_key_norm="head",
-)
+TINY = replace(QWEN3, max_positions=256)
 CONFIG = EngineConfig(pages=12, host_pages=40, max_batch=2, max_batch_tokens=4, max_context_tokens=128, draft_tokens=0)
 ME = Caller()
 PROMPT = np.random.default_rng(5).integers(0, 512, 53).tolist()

@@ -15,24 +15,14 @@ from jaxctx.engine.runner import lowering_cache
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.lowering_cache import SOURCES, LoweringCache, _read
 from jaxctx.engine.runner.model_runner import ModelRunner
-from jaxctx.engine.runner.step import StepShape
+from jaxctx.engine.runner.step import StepShape, write_metadata
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
-from jaxctx_kernels import Segment, build_attention_metadata
+from jaxctx_kernels import Segment
 from scripts.checkpoints import init_random
+from tests.tiny_models import QWEN3
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=64,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=48,
-    max_positions=512,
-    query_key_norm="head",
-)
+TINY = replace(QWEN3, vocab_size=64)
 CONFIG = EngineConfig(pages=8, max_batch=4, max_batch_tokens=8, max_context_tokens=64)
 
 
@@ -73,7 +63,7 @@ def test_what_another_process_traced_is_the_same_step(
             views.tokens[:], views.positions[:] = np.arange(8) * 7 + 3, np.arange(8)
             views.kv_slots[:] = 2 * CONFIG.page_size + np.arange(8)
             views.sample_rows[:], views.slots[:4] = np.arange(len(views.sample_rows)), np.arange(4)
-            build_attention_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape.metadata, views.metadata)
+            write_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape, views)
             logits, output = runner.run(shape, packed, logits=shape.mask_words > 0)
             found += [np.asarray(output), *([] if logits is None else [np.asarray(logits)])]
         return [*found, *(np.asarray(array) for array in jax.tree.leaves((runner._pools, runner._state)))]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,26 @@ CONFIG = ModelConfig(
     max_positions=64,
 )
 SLOW, QUICK = (4.0, 4.0, 4.0), (1.0, 2.0, 4.0)  # the latter twice as fast
+
+
+KILLED_START = """
+import pathlib, sys, time
+from jaxctx.engine.runner import matmul_choice
+from tests.jaxctx.engine.runner.test_matmul_choice import QUICK, SLOW, model
+
+moment, directory = sys.argv[1:]
+
+def wait(*_):
+    print(moment, flush=True)
+    time.sleep(3600)
+
+if moment == "writing":
+    matmul_choice.measure = lambda *_: {"bfloat16": SLOW, "float32": QUICK}
+    pathlib.Path.replace = wait
+else:
+    matmul_choice.measure = wait
+matmul_choice.choose_matmul_dtype(model(), "auto", "cpu", pathlib.Path(directory))
+"""
 
 
 def model(dtype: str = "bfloat16", weights_dtype: str | None = "int8") -> DecoderModel:
@@ -96,6 +119,42 @@ class TestMeasured:
         assert choice is not None
         assert choice.dtype == "float32"
         assert len(measured) == 2
+        assert json.loads(file.read_text()) == {"bfloat16": list(SLOW), "float32": list(QUICK)}
+
+    def test_an_interrupted_start_leaves_nothing(
+        self, tmp_path: Path, measured: list[object], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(*_: object) -> object:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(matmul_choice, "measure", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                choose_matmul_dtype(model(), "auto", "cpu", tmp_path)
+        assert list(tmp_path.iterdir()) == []
+        assert choose_matmul_dtype(model(), "auto", "cpu", tmp_path) is not None
+        assert len(measured) == 1
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("moment", ["measuring", "writing"])
+    def test_a_start_that_is_killed_leaves_no_half_file(
+        self, tmp_path: Path, measured: list[object], moment: str
+    ) -> None:
+        """Killed while it measures, or between writing and renaming: the next start measures again."""
+        command = [sys.executable, "-c", KILLED_START, moment, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as start:
+            assert start.stdout is not None
+            assert start.stdout.readline() == f"{moment}\n"  # and waits
+            start.kill()
+        assert start.returncode == -signal.SIGKILL
+        assert not list(tmp_path.glob("*.json"))
+        assert len(list(tmp_path.iterdir())) == (moment == "writing")  # under another name
+        for _ in range(2):
+            choice = choose_matmul_dtype(model(), "auto", "cpu", tmp_path)
+            assert choice is not None
+            assert choice.dtype == "float32"
+        assert len(measured) == 1
+        (file,) = tmp_path.glob("*.json")
         assert json.loads(file.read_text()) == {"bfloat16": list(SLOW), "float32": list(QUICK)}
 
     @pytest.mark.parametrize("weights_dtype", ["int8", "float8_e4m3fn"])

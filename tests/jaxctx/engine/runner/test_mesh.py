@@ -22,19 +22,9 @@ from jaxctx.types import CreateContextRequest, GenerateRequest, OpenRequest, Sam
 from jaxctx_kernels import KernelChoice, kv_pages_struct
 from scripts.checkpoints import init_random
 from tests.engines import on_demand, shard
+from tests.tiny_models import QWEN3
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=512,
-    width=32,
-    layers=2,
-    heads=8,
-    kv_heads=2,
-    head_dim=16,
-    ffn=48,
-    max_positions=256,
-    query_key_norm="head",
-)
+TINY = replace(QWEN3, heads=8, max_positions=256)
 CONFIG = EngineConfig(pages=12, host_pages=40, max_batch=2, max_batch_tokens=4, max_context_tokens=128, draft_tokens=0)
 ME = Caller()
 PROMPT = np.random.default_rng(5).integers(0, 512, 53).tolist()
@@ -187,7 +177,7 @@ def test_a_mesh_has_its_kernel_with_more_devices_than_kv_heads(tensor: int, monk
     monkeypatch.setattr("jaxctx.engine.runner.compiled_model.select_kernel", lambda *_, **__: KernelChoice("tpu"))
     model, params = abstract(TINY, "bfloat16")
     program = CompiledModel(model, params, CONFIG, make_mesh(TINY, tensor=tensor))
-    assert {shape.metadata.kernel for shape in program.shapes} == {"tpu"}
+    assert {shape.metadata[0].kernel for shape in program.shapes} == {"tpu"}
     assert program.kernel.why_no_kernel == ""
 
 

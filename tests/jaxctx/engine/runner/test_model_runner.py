@@ -15,28 +15,18 @@ from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner import page_functions, step
 from jaxctx.engine.runner.compiled_model import Function, StateFunction
 from jaxctx.engine.runner.model_runner import ModelRunner
+from jaxctx.engine.runner.step import write_metadata
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import make_mesh
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
-from jaxctx_kernels import Segment, build_attention_metadata, kv_pages_struct
+from jaxctx_kernels import Segment, kv_pages_struct
 from scripts.checkpoints import init_random
 from tests.echo import EchoModel
 from tests.engines import on_demand, shard
+from tests.tiny_models import QWEN3 as TINY
 
-TINY = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=512,
-    width=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=48,
-    max_positions=512,
-    query_key_norm="head",
-)
 # Without drafts few step sizes are compiled.
 CONFIG = EngineConfig(pages=40, max_batch=4, max_batch_tokens=8, max_context_tokens=128, draft_tokens=0)
 FEW_ROWS = EngineConfig(pages=12, max_batch=4, max_batch_tokens=4, max_context_tokens=64, draft_tokens=0)
@@ -101,7 +91,7 @@ def test_all_that_a_server_on_a_mesh_compiles_can_be_called(echo_served) -> None
     """As at a start. By then the test above has compiled the steps, if both are of one session."""
     device = core_on(echo_served, make_mesh(TINY, tensor=2), sizes=FEW_ROWS).runner
     device.compile()
-    assert {*device._compiled} == {*device._compiled_model.functions}
+    assert {*device._compiled} == {*device.program.functions}
 
 
 @pytest.mark.slow
@@ -137,14 +127,14 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     views.tokens[:], views.positions[:] = np.arange(8) * 7 + 3, np.arange(8)
     views.kv_slots[:] = 2 * CONFIG.page_size + np.arange(8)
     views.sample_rows[:], views.slots[:4] = np.arange(8), np.arange(4)
-    build_attention_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape.metadata, views.metadata)
-    together: step.Pools = zeros(device._compiled_model.pools)
+    write_metadata([Segment(0, 8, 0, np.array([2], np.int32))], shape, views)
+    together: step.Pools = zeros(device.program.pools)
     assert len(together) == 1
     own = kv_pages_struct(2, CONFIG.pages + 1, CONFIG.page_size, 16, kv_dtype, "cpu")
     apart = tuple(step.KVCache(zeros(own), zeros(own)) for _ in range(config.layers))
     found = []
     for pools in (together, apart):
-        pools, _, output, _ = jax.jit(step.make_step(model, shape))(params, pools, device._state, packed)
+        pools, _, output, _ = jax.jit(step.make_step(model, model.kv, shape))(params, pools, device._state, packed)
         sources, targets = jnp.array([2]), jnp.array([3])
         pools = page_functions.copy_pages(config.layers, pools, jnp.stack([sources, targets]), kernel="reference")
         saved = page_functions.read_pages(config.layers, pools, pages, kernel="reference")
@@ -213,7 +203,7 @@ def test_compiling_that_is_interrupted_begins_nothing_more() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         device.compile(interrupted, threads=1)
-    assert 1 <= len(device._compiled) <= 2 < len(device._compiled_model.functions)  # what was under way came to its end
+    assert 1 <= len(device._compiled) <= 2 < len(device.program.functions)  # what was under way came to its end
 
 
 def test_smaller_steps_are_compiled_later_in_the_order_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +219,7 @@ def test_smaller_steps_are_compiled_later_in_the_order_of_use(monkeypatch: pytes
     monkeypatch.setattr(device, "_compile", compile_nothing)
     monkeypatch.setattr(device, "_warm_up", lambda shapes: told.append(tuple(shapes)))
     device.compile_needed(lambda name, done, total: told.append((done, total)))
-    program = device._compiled_model
+    program = device.program
     assert {*device._compiled} == {*program.needed_functions}
     assert told == [*((done, 7) for done in range(1, 8)), (device.custom_mask_shapes[-1], device.shapes[-1])]
     assert device.select_bucket(1) == device.shapes[-1]

@@ -3,19 +3,19 @@ import numpy as np
 import pytest
 
 from jaxctx.model.config import RopeConfig, RopeScaling
-from jaxctx.model.families.rope import BAND_FACTOR, ROPE_FACTOR, ROPE_THETA
+from jaxctx.model.families.rope import BAND_FACTOR, ROPE_FACTOR, ROPE_THETA, YARN_THETA, YARN_TURNS
 from jaxctx.model.layers import rope
 
 HEAD_DIM = 16
 
 
 def test_attention_depends_on_distance_only():
-    frequencies = rope.inverse_frequencies(RopeConfig(), HEAD_DIM)
     x = np.random.default_rng(0).standard_normal((2, 3, HEAD_DIM)).astype(np.float32)
 
     def product(first, second):
         q, k = (
-            rope.rotate(x[i : i + 1], *rope.cos_sin(frequencies, jnp.array([p]))) for i, p in ((0, first), (1, second))
+            rope.rotate(x[i : i + 1], *rope.cos_sin(RopeConfig(), HEAD_DIM, jnp.array([p])))
+            for i, p in ((0, first), (1, second))
         )
         return np.einsum("rhd,rhd->h", q, k)
 
@@ -25,7 +25,64 @@ def test_attention_depends_on_distance_only():
 
 def test_position_zero_turns_nothing():
     x = jnp.ones((1, 1, HEAD_DIM))
-    assert (rope.rotate(x, *rope.cos_sin(rope.inverse_frequencies(RopeConfig(), HEAD_DIM), jnp.array([0]))) == x).all()
+    assert (rope.rotate(x, *rope.cos_sin(RopeConfig(), HEAD_DIM, jnp.array([0]))) == x).all()
+
+
+def test_only_the_first_elements_of_a_head_rotate():
+    x = jnp.arange(HEAD_DIM, dtype=jnp.float32).reshape(1, 1, HEAD_DIM) + 1
+    turned = rope.rotate(x, *rope.cos_sin(RopeConfig(rotated=6), HEAD_DIM, jnp.array([5])))
+    assert (turned[..., 6:] == x[..., 6:]).all()
+    whole = rope.rotate(x[..., :6], *rope.cos_sin(RopeConfig(), 6, jnp.array([5])))  # as a head of that size
+    np.testing.assert_array_equal(turned[..., :6], whole)
+
+
+def test_cosines_and_sines_have_the_factor_of_attention():
+    positions = jnp.array([0, 3, 1000])
+    for plain, scaled in zip(
+        rope.cos_sin(RopeConfig(), HEAD_DIM, positions),
+        rope.cos_sin(RopeConfig(attention_factor=1.25), HEAD_DIM, positions),
+        strict=True,
+    ):
+        np.testing.assert_allclose(scaled, 1.25 * plain, rtol=1e-6)
+
+
+def test_yarn_keeps_what_turns_often_and_divides_what_hardly_turns():
+    plain = rope.inverse_frequencies(RopeConfig(), 128)
+    scaling = RopeScaling("yarn", 8.0, original_max_positions=4096)
+    scaled = rope.inverse_frequencies(RopeConfig(scaling=scaling), 128)
+    turns = 4096 * plain / (2 * np.pi)
+    often, hardly = turns > 40, turns < 0.8  # wider than the bounds, which are those of whole frequencies
+    assert often.any()
+    assert hardly.any()
+    np.testing.assert_allclose(scaled[often], plain[often], rtol=1e-6)
+    np.testing.assert_allclose(scaled[hardly], plain[hardly] / 8, rtol=1e-6)
+    ratio = plain / scaled
+    assert (np.diff(ratio) >= -1e-5).all()
+    assert scaled.dtype == np.float32
+
+
+def test_longrope_divides_each_frequency_by_its_factor():
+    plain = rope.inverse_frequencies(RopeConfig(), 8)
+    short, long = (1.0, 1.5, 2.0, 3.0), (2.0, 5.0, 9.0, 30.0)
+    for takes_long_factors, factors in ((False, short), (True, long)):
+        scaling = RopeScaling("longrope", short_factors=short, long_factors=long, takes_long_factors=takes_long_factors)
+        found = rope.inverse_frequencies(RopeConfig(scaling=scaling), 8)
+        np.testing.assert_allclose(found, plain / np.array(factors), rtol=1e-6)
+        assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("theta", [YARN_THETA, ROPE_THETA[1]])
+@pytest.mark.parametrize("factor", ROPE_FACTOR)
+@pytest.mark.parametrize("turns", [(YARN_TURNS[1], YARN_TURNS[0]), (YARN_TURNS[0], YARN_TURNS[0]), (32.0, 1.0)])
+@pytest.mark.parametrize("truncate", [True, False])
+def test_at_the_bounds_of_yarn_every_frequency_is_a_number(theta, factor, turns, truncate):
+    for positions in (1, 2**24):
+        scaling = RopeScaling(
+            "yarn", factor, original_max_positions=positions, beta_fast=turns[0], beta_slow=turns[1], truncate=truncate
+        )
+        frequencies = rope.inverse_frequencies(RopeConfig(theta, scaling), 1024)
+        assert np.isfinite(frequencies).all()
+        assert (frequencies >= np.finfo(np.float32).tiny).all()
 
 
 def test_llama3_scaling_keeps_short_and_divides_long_wavelengths():

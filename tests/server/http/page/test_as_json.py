@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jaxctx.v1.admin_service_pb2 import Engine, EngineInfo, EngineStats
+from jaxctx.v1.admin_service_pb2 import Attention, Engine, EngineInfo, EngineStats
 from jaxctx.v1.context_pb2 import CONTEXT_STATE_SUSPENDED, Context, ContextPages
 from jaxctx.v1.context_pb2 import TIER_DEVICE as DEVICE
 from jaxctx.v1.context_pb2 import TIER_DISK as DISK
@@ -60,7 +60,13 @@ def test_of_many_pages_some_are_drawn(count: int, stride: int) -> None:
 
 
 def test_an_engine() -> None:
-    engine = Engine(info=EngineInfo(model_id="m", page_size=16), stats=EngineStats(pages_total=9, running=2))
+    engine = Engine(
+        info=EngineInfo(model_id="m", page_size=16),
+        stats=EngineStats(pages_total=9, running=2),
+        attention=Attention(implementation="tpu", reason="checked"),
+    )
     assert engine_json(engine)["engine_id"] == "local"
     assert engine_json(engine)["running"] == 2
+    assert engine_json(engine)["attention"] == "tpu"
+    assert engine_json(engine)["attention_reason"] == "checked"
     assert engine_json(Engine(address="127.0.0.1:5"))["engine_id"] == "127.0.0.1:5"

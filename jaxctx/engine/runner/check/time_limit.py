@@ -1,0 +1,58 @@
+"""A time limit for the check: a kernel that never ends must not keep a server from starting, or from saying why not.
+
+    calling thread ──starts──▶ checking thread: case, case, … ──▶ report
+          ◀── the name of each case, then the report ──
+          and nothing for longer than the limit: `NeverEnds`, with the case
+
+A device runs what it is given in order, and nobody can take a program back from it. So behind one that never ends
+nothing else runs in this process, not even the reference: the thread is left behind, and the process has to end,
+without waiting for JAX, which would wait for the device. Another process gets the device once this one is gone. What
+holds Python's lock for ever is not noticed; compilers, and who waits for a device, give it up.
+"""
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from jaxctx.engine.runner.check.comparison import OnCase
+from jaxctx.engine.runner.check.report import KernelReport
+
+PREPARATION = "preparation"
+"""What comes before the first case: pages are made."""
+
+
+class NeverEnds(Exception):
+    """A case took longer than the limit, and may run for ever. This process is to end; see the module."""
+
+    def __init__(self, case: str, limit_s: float, what_now: str = "") -> None:
+        """`what_now`: a clause for the user."""
+        super().__init__(f"{case}: did not end within {limit_s:g} s" + (f"; {what_now}" if what_now else ""))
+        self.case = case
+        self.limit_s = limit_s
+
+
+def within_limit(limit_s: float, check: Callable[[OnCase], KernelReport]) -> KernelReport:
+    """The report of `check`, which runs on a thread of its own, and has `limit_s` seconds for each case.
+
+    Raises NeverEnds, and what `check` raises.
+    """
+    said: SimpleQueue[str | KernelReport | BaseException] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            said.put(check(lambda report, case: said.put(case)))
+        except BaseException as error:  # the calling thread raises it
+            said.put(error)
+
+    threading.Thread(target=run, name="jaxctx-check", daemon=True).start()
+    case = PREPARATION
+    while True:
+        try:
+            message = said.get(timeout=limit_s)
+        except Empty:
+            raise NeverEnds(case, limit_s) from None
+        if isinstance(message, BaseException):
+            raise message
+        if isinstance(message, KernelReport):
+            return message
+        case = message
