@@ -91,31 +91,24 @@ def test_the_hash_is_of_the_content(tiny, model, directory, tmp_path):
     assert read_adapter(directory, model).content_hash not in hashes
 
 
-def test_a_fused_module_changes_each_parameter_in_it(tiny, model, directory, monkeypatch):
+def test_a_fused_module_changes_each_parameter_in_it(tiny, tmp_path):
     """Of a family whose query, key and value are one tensor: they share A, and each has its rows of B."""
-    from jaxctx.model.families.family import TensorPart, own_name
-    from jaxctx.model.registry import FAMILIES
-    from jaxctx.model.weights import parts
-
-    rows = {"q_proj": (0, 64), "k_proj": (64, 96), "v_proj": (96, 128)}
-
-    def parts_of(config, name):
-        last = name.split(".")[-2]
-        if last not in rows:
-            return own_name(config, name)
-        return (TensorPart(name.replace(last, "qkv_proj"), rows[last]),)
-
-    fused = dataclasses.replace(FAMILIES[tiny.architecture], parts_of=parts_of)
-    monkeypatch.setattr(parts, "FAMILIES", {tiny.architecture: fused})
-    write_adapter(directory, tiny, seed=3, targets=["qkv_proj"])
-    adapter, stored = read_adapter(directory, model), tensors_of(directory)
-    a = stored["base_model.model.model.layers.1.self_attn.qkv_proj.lora_A.weight"]
-    b = stored["base_model.model.model.layers.1.self_attn.qkv_proj.lora_B.weight"]
-    assert len(adapter.changes) == 3 * tiny.layers
-    for target, (start, stop) in rows.items():
-        change = adapter.changes[f"model.layers.1.self_attn.{target}.weight"]
-        np.testing.assert_array_equal(change.a, a)
-        np.testing.assert_array_equal(change.b, b[start:stop] * np.float32(2))
+    phi3 = dataclasses.replace(tiny, architecture="Phi3ForCausalLM", query_key_norm="none", adapters=AdapterSlots(1, 8))
+    write_adapter(tmp_path, phi3, seed=3, targets=["qkv_proj", "gate_up_proj"])
+    adapter, stored = read_adapter(tmp_path, abstract(phi3, "float32")[0]), tensors_of(tmp_path)
+    assert len(adapter.changes) == 5 * phi3.layers
+    for module, rows in (
+        (
+            "self_attn.qkv_proj",
+            {"self_attn.q_proj": (0, 64), "self_attn.k_proj": (64, 96), "self_attn.v_proj": (96, 128)},
+        ),
+        ("mlp.gate_up_proj", {"mlp.gate_proj": (0, 48), "mlp.up_proj": (48, 96)}),
+    ):
+        a, b = (stored[f"base_model.model.model.layers.1.{module}.lora_{side}.weight"] for side in "AB")
+        for target, (start, stop) in rows.items():
+            change = adapter.changes[f"model.layers.1.{target}.weight"]
+            np.testing.assert_array_equal(change.a, a)
+            np.testing.assert_array_equal(change.b, b[start:stop] * np.float32(2))
 
 
 @pytest.mark.parametrize(
