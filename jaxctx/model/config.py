@@ -156,4 +156,4 @@ class ModelConfig:
             each.rope and each.rope.scaling and each.rope.scaling.kind == "dynamic" for each in self.layer_attention
         ):
             return "up to which dynamic RoPE changes nothing"
-        return "the model's attention window"
+        return "as many as its attention window has"

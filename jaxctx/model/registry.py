@@ -36,6 +36,17 @@ _EVERY = (
 
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _EVERY}
 
+NOT_COMPUTED: Mapping[str, str] = {
+    "GptOssForCausalLM": "attention sinks are not computed",
+    "DeepseekV2ForCausalLM": "multi-head latent attention is not computed",
+    "DeepseekV3ForCausalLM": "multi-head latent attention is not computed",
+    "MambaForCausalLM": "state space layers are not computed",
+    "Mamba2ForCausalLM": "state space layers are not computed",
+    "Phi3SmallForCausalLM": "block-sparse attention is not computed",
+    "Qwen3NextForCausalLM": "linear attention is not computed",
+}
+"""Families that are asked for and not here, with what is missing."""
+
 
 def from_hf(raw: Mapping[str, Any], *, file: str = "config.json") -> ModelConfig:
     """The record for a Hugging Face configuration, of transformers 4 or 5.
@@ -53,6 +64,8 @@ def _family(read: Reader) -> Family:
     names = read.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         read.refuse("architectures", f"must name one architecture, not {shown(names)}")
+    if isinstance(names[0], str) and names[0] in NOT_COMPUTED:
+        read.refuse("architectures", f"{shown(names[0])} is not supported: {NOT_COMPUTED[names[0]]}")
     if not isinstance(names[0], str) or names[0] not in FAMILIES:
         read.refuse("architectures", f"{shown(names[0])} is not supported; supported are {', '.join(FAMILIES)}")
     return FAMILIES[names[0]]

@@ -8,7 +8,11 @@ moves whole pages (`copy_pages`, `read_pages`, `write_pages`).
     kv_cache        the KV page arrays: layout, storage dtype, writing rows, copying and moving pages in place
     dispatch        these functions, and which of the implementations below computes them
     reference       plain JAX: the CPU's path, attention under a mask, and what every kernel is tested against
+    gpu_schedule    for NVIDIA GPUs: a step's work cut into equal units, in plain JAX
+    gpu_merge       Pallas Mosaic GPU: what the units found, merged
     mosaic_hopper   Pallas Mosaic GPU, for NVIDIA Hopper
+    hopper_registers
+                    what it does in registers: products, and inline code
     mosaic_mma      Pallas Mosaic GPU, for other NVIDIA GPUs since Ampere
     pallas_tpu      Pallas, for TPUs
     pallas_tpu_write
@@ -18,9 +22,11 @@ moves whole pages (`copy_pages`, `read_pages`, `write_pages`).
 
                  dispatch
            ┌────────┼──────────────┬──────────┐
-           │  mosaic_hopper ◀─ mosaic_mma  pallas_tpu ◀─ pallas_tpu_write, pallas_tpu_pages
-           │        │              │          │
-           └──▶ reference ◀────────┴──────────┘       (constants and products that all have in common)
+           │  mosaic_hopper   mosaic_mma  pallas_tpu ◀─ pallas_tpu_write, pallas_tpu_pages
+           │        └──────┬───────┘          │
+           │    gpu_schedule, gpu_merge ◀─ hopper_registers
+           │               │                  │
+           └──▶ reference ◀┴──────────────────┘       (constants and products that all have in common)
                     │
             metadata, kv_cache
 

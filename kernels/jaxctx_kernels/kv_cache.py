@@ -123,6 +123,12 @@ def fits_tpu_kernel(pages: Any) -> bool:
     return bool(values.dtype != jnp.uint32 and lanes % LANES == 0 and page_size % 16 == 0)
 
 
+def without_stored_bits(pages: KVPages) -> KVPages:
+    """Pages whose arrays have the dtype that they mean: what a CPU stores as bits is reinterpreted."""
+    real: KVPages = jax.tree.map(lambda x: jax.lax.bitcast_convert_type(x, DTYPE_OF_BITS.get(x.dtype, x.dtype)), pages)
+    return real
+
+
 def decode(stored: jax.Array) -> jax.Array:
     """Stored values as numbers to compute with: bits become bfloat16, or float32 where that is multiplied faster.
 

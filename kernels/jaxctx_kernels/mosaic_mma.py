@@ -1,8 +1,9 @@
 """Attention over a work list on NVIDIA GPUs since Ampere, in Pallas Mosaic GPU, where `mosaic_hopper` does not serve.
 
 It uses only what all of them have: loads and stores, and products of a warp (`mma`). The work is cut as on a Hopper,
-into units of steps of 64 tokens, and partial results are merged by the same second kernel: see `mosaic_hopper`. A unit
-is a single warpgroup that does one thing after the other; two of them on a processor hide each other's waiting.
+into units of steps of 64 tokens (`gpu_schedule`), and partial results are merged by the same second kernel
+(`gpu_merge`). A unit is a single warpgroup that does one thing after the other; two of them on a processor hide each
+other's waiting.
 
     pages of K ──registers──▶ buffer ──▶ scores = q · k ──▶ weights = 2**(scores - maximum)
     pages of V ──registers──────▶ the same buffer ───────────────────▶ output += weights · v
@@ -13,9 +14,9 @@ no instruction for it. A unit takes 74 KB of shared memory or less, where the sm
 
 Heads are never mixed: under a mesh call this in `shard_map`, queries and pages split over heads, the metadata on all.
 
-    attend ─┬─ mosaic_hopper.build_schedule
+    attend ─┬─ gpu_schedule.build_schedule
             ├─ attend_work_units     kernel: attend_unit ── attend_tile ── attend_pair ── attend_step
-            └─ mosaic_hopper.merge_partials
+            └─ gpu_merge.merge_partials
 """
 
 from dataclasses import dataclass
@@ -30,24 +31,25 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from jaxctx_kernels import mosaic_hopper
-from jaxctx_kernels.kv_cache import KVPages, QuantizedKV, fits_mma_kernel, kv_values
-from jaxctx_kernels.metadata import AttentionMetadata, MetadataShape
-from jaxctx_kernels.mosaic_hopper import (
+from jaxctx_kernels.gpu_merge import MAX_SCORE, MERGED_COLUMNS, WEIGHT_SUM, in_columns, merge_partials
+from jaxctx_kernels.gpu_schedule import (
     FIRST_ENTRY,
     FIRST_ROW,
     FIRST_TOKEN,
-    MAX_SCORE,
-    MERGED_COLUMNS,
     ROWS,
     SIDE,
     TOKENS,
-    WEIGHT_SUM,
     Schedule,
     TileConfig,
     WorkUnit,
-    in_columns,
+    build_schedule,
+    gather_queries,
+    load_work_unit,
+    rows_of_products,
+    scatter_outputs,
 )
+from jaxctx_kernels.kv_cache import KVPages, QuantizedKV, fits_mma_kernel, kv_values, without_stored_bits
+from jaxctx_kernels.metadata import AttentionMetadata, MetadataShape
 from jaxctx_kernels.reference import MASKED_SCORE
 
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
@@ -119,7 +121,7 @@ def attend(
     shape: MetadataShape,
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `dispatch.attend`. Raises ValueError for a dtype, head dim, group or page size that it is not made for."""
-    k_pages, v_pages = mosaic_hopper.without_stored_bits(k_pages), mosaic_hopper.without_stored_bits(v_pages)
+    k_pages, v_pages = without_stored_bits(k_pages), without_stored_bits(v_pages)
     rows, heads, dim = q.shape
     values = kv_values(k_pages)
     kv_heads, _, page_size, _ = values.shape
@@ -127,13 +129,13 @@ def attend(
     if not fits_mma_kernel(k_pages) or group > SIDE:
         raise ValueError(f"no kernel for {values.dtype}, heads of {dim}, groups of {group}, pages of {page_size}")
     config = tile_config(rows, kv_heads, group, shape.processors)
-    row = mosaic_hopper.rows_of_products(rows, config)
-    query = mosaic_hopper.gather_queries(q, metadata, row, kv_heads)
+    row = rows_of_products(rows, config)
+    query = gather_queries(q, metadata, row, kv_heads)
     visible_tokens = metadata.visible_tokens.at[row].get(mode="fill", fill_value=0)
-    schedule = mosaic_hopper.build_schedule(metadata, visible_tokens, config)
+    schedule = build_schedule(metadata, visible_tokens, config)
     outputs, statistics = attend_work_units(query, k_pages, v_pages, metadata.pages, schedule, config)
-    merged = mosaic_hopper.merge_partials(outputs, statistics, schedule.slots, config)
-    return mosaic_hopper.scatter_outputs(merged[..., :dim], metadata, config, rows, heads)
+    merged = merge_partials(outputs, statistics, schedule.slots, config)
+    return scatter_outputs(merged[..., :dim], metadata, config, rows, heads)
 
 
 def tile_config(rows: int, kv_heads: int, group: int, processors: int) -> TileConfig:
@@ -217,7 +219,7 @@ def attend_unit(
 ) -> None:
     """Attend to one unit's steps; write a partial result for each of its tiles. Arguments are refs."""
     head, number = lax.axis_index("head"), lax.axis_index("unit")
-    unit = mosaic_hopper.load_work_unit(schedule.units, head, number, jnp.int32(0))
+    unit = load_work_unit(schedule.units, head, number, jnp.int32(0))
     source = Source(k_pages, v_pages, page_list, head)
 
     @pl.loop(unit.tiles.begin, unit.tiles.end)

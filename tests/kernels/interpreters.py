@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Literal, TypeAlias
 from unittest import mock
 
@@ -93,13 +94,14 @@ def _with_values(pages: Any, values: jax.Array) -> Any:
 def gpu_interpreter(*, in_registers: bool = False) -> Iterator[None]:
     """Interpret the kernels for GPUs. A race is an exception of what is interpreted.
 
-    `in_registers`: the Hopper kernel keeps weights and outputs in registers, as on a GPU, by products that the
-    interpreter knows. Else it has them in shared memory. `mma` is a product of float32.
+    `in_registers`: the Hopper kernel keeps queries, weights and outputs in registers, as on a GPU, by products that the
+    interpreter knows, and by the plain operations beside inline code. Else it has them in shared memory. `mma` is a
+    product of float32.
     """
     from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpret_mode_state
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    from jaxctx_kernels import mosaic_hopper
+    from jaxctx_kernels import hopper_registers, mosaic_hopper
 
     _register_mma()
     with ExitStack() as stack:
@@ -108,11 +110,20 @@ def gpu_interpreter(*, in_registers: bool = False) -> Iterator[None]:
             product = _product_in_registers(mosaic_hopper.product)
             stack.enter_context(mock.patch.object(mosaic_hopper, "product", product))
             stack.enter_context(mock.patch.object(mosaic_hopper, "accumulated", _accumulated(product)))
+            for inline in (hopper_registers.widened_int8, hopper_registers.shrunk):
+                plain = partial(_without_inline_code, inline)
+                stack.enter_context(mock.patch.object(mosaic_hopper, inline.__name__, plain))
         stack.enter_context(plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)))
         try:
             yield
         finally:
             reset_gpu_interpret_mode_state()  # what failed is still there
+
+
+def _without_inline_code(inline: Callable[..., Any], *of: Any, in_registers: bool) -> Any:
+    """What the plain operations beside a function's inline code compute."""
+    assert in_registers
+    return inline(*of, in_registers=False)
 
 
 def _register_mma() -> None:

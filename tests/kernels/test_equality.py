@@ -24,6 +24,7 @@ if jax.__version_info__ < (0, 12):
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxctx_kernels import (
+    gpu_schedule,
     kv_cache,
     mosaic_hopper,
     mosaic_mma,
@@ -250,13 +251,13 @@ def spoil_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spoil_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step more than should counts as one in which all rows see all tokens."""
-    count = mosaic_hopper.count_steps
+    count = gpu_schedule.count_steps
 
     def spoilt(*of: Any) -> tuple[jax.Array, jax.Array]:
         steps, full = count(*of)
         return steps, full + 1
 
-    monkeypatch.setattr(mosaic_hopper, "count_steps", spoilt)
+    monkeypatch.setattr(gpu_schedule, "count_steps", spoilt)
 
 
 def spoil_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ if jax.__version_info__ < OLDEST_JAX_FOR_GPU:
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxctx_kernels import mosaic_hopper
+from jaxctx_kernels import gpu_schedule, mosaic_hopper
 
 Generator = np.random.Generator
 
@@ -182,12 +182,12 @@ def test_full_steps(
 def full_steps(case: Case, segments: list[Segment]) -> int:
     """How many steps of some pair need no mask."""
     config = mosaic_hopper.tile_config(case.shape.rows, case.kv_heads, case.group, case.shape.processors)
-    row = mosaic_hopper.rows_of_products(case.shape.rows, config)
+    row = gpu_schedule.rows_of_products(case.shape.rows, config)
     metadata = unpack_metadata(case.shape, packed_metadata(segments, case.shape))
     visible_tokens = jnp.asarray(metadata.visible_tokens).at[row].get(mode="fill", fill_value=0)
-    pairs = mosaic_hopper.build_schedule(metadata, visible_tokens, config).pairs
-    steps = pairs[:, mosaic_hopper.STEP_END] - pairs[:, mosaic_hopper.STEP_BEGIN]
-    return int(jnp.minimum(pairs[:, mosaic_hopper.FULL_STEPS], steps).max())
+    pairs = gpu_schedule.build_schedule(metadata, visible_tokens, config).pairs
+    steps = pairs[:, gpu_schedule.STEP_END] - pairs[:, gpu_schedule.STEP_BEGIN]
+    return int(jnp.minimum(pairs[:, gpu_schedule.FULL_STEPS], steps).max())
 
 
 def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: list[str]) -> None:
@@ -230,13 +230,18 @@ def spoil_length(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spoil_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step more than should counts as one in which all rows see all tokens."""
-    count = mosaic_hopper.count_steps
+    count = gpu_schedule.count_steps
 
     def spoilt(*of: Any) -> tuple[jax.Array, jax.Array]:
         steps, full = count(*of)
         return steps, full + 1
 
-    monkeypatch.setattr(mosaic_hopper, "count_steps", spoilt)
+    monkeypatch.setattr(gpu_schedule, "count_steps", spoilt)
+
+
+def spoil_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What weights are relative to stays as low as it starts."""
+    monkeypatch.setattr(mosaic_hopper, "MAXIMUM_SLACK", float("inf"))
 
 
 def spoil_clearing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +287,7 @@ def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     ("spoil", "dtype", "found"),
     [
         (spoil_length, "bfloat16", "assert"),
+        pytest.param(spoil_maximum, "bfloat16", "assert", marks=pytest.mark.slow),
         pytest.param(spoil_clearing, "bfloat16", "assert", marks=pytest.mark.slow),
         (pytest.param(spoil_clearing, "float8_e4m3fn", "assert", marks=pytest.mark.slow)),
         (spoil_waiting, "bfloat16", "RACE DETECTED|Computation failed"),

@@ -86,9 +86,9 @@ def test_sizes_that_do_not_go_together(settings: dict[str, Any], message: str, e
 
 
 def windowed(path: Path) -> str:
-    """A directory with a Mistral whose window of 64 tokens limits its 8192 positions."""
+    """A directory with a Llama that has 64 of its 8192 positions, as its cache would have a window."""
     config = ModelConfig(
-        architecture="MistralForCausalLM",
+        architecture="LlamaForCausalLM",
         vocab_size=512,
         width=16,
         layers=1,
@@ -107,14 +107,55 @@ def windowed(path: Path) -> str:
 def test_a_window_that_limits_a_context_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = refused(model=windowed(tmp_path), max_context_tokens=100)
     assert error.exit_status == USAGE
-    assert str(error).startswith("--max-context-tokens: the model has 64 positions: that is its attention window")
+    assert str(error).startswith(
+        "--max-context-tokens: the model has 64 positions, as many as its attention window has"
+    )
     configs = []
     monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: configs.append(config) or _Engine())
     for asked in (None, 32):
         engine_builder.build_engine(
             ServeConfig(model=str(tmp_path), compile_cache=None, max_context_tokens=asked), Silent()
         )
-    assert [config.longest for config in configs] == ["64 tokens, the model's attention window", "32 tokens"]
+    assert [config.longest for config in configs] == ["64 tokens, as many as its attention window has", "32 tokens"]
+
+
+def test_contexts_beyond_the_original_positions_take_long_factors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's setting decides, and the two computations share no page."""
+    windowed(tmp_path)
+    raw = {
+        "architectures": ["Phi3ForCausalLM"],
+        "vocab_size": 512,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 256,
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+    }
+    write_random(tmp_path, raw, seed=0)
+    opened: list[tuple[ServedModel, EngineConfig]] = []
+    monkeypatch.setattr(
+        engine_builder, "open_engine", lambda served, config, **_: opened.append((served, config)) or _Engine()
+    )
+    for asked in (None, 40, 65, 256):
+        engine_builder.build_engine(
+            ServeConfig(model=str(tmp_path), compile_cache=None, max_context_tokens=asked), Silent()
+        )
+    long = "for which all take LongRoPE's long factors, as beyond 64"
+    assert [config.longest for _, config in opened] == [
+        "64 tokens, as many as take LongRoPE's short factors; max_context_tokens may be 256",
+        "40 tokens",
+        f"65 tokens, {long}",
+        f"256 tokens, {long}",
+    ]
+    default, short, first, second = (served.revision for served, _ in opened)
+    assert default == short != first == second
+    error = refused(model=str(tmp_path), max_context_tokens=257)
+    assert error.exit_status == USAGE
+    assert str(error).startswith(f"--max-context-tokens: the model has 256 positions, {long}")
 
 
 def refused_model(path: Path, message: str) -> None:

@@ -131,10 +131,10 @@ async def test_the_banner_says_why_contexts_may_be_so_long(engine: Any, text: An
     assert "up to 10,000 tokens each; 4 run at once" in life.out.getvalue()
     life.stop.set()
     assert await life.task == OK
-    engine.context_reason = "the model's attention window"
+    engine.context_reason = "as many as its attention window has"
     life = RunningServer(engine, text, ServeConfig(grpc_port=0, http_port=0))
     await life.ready()
-    assert "up to 10,000 tokens each (the model's attention window); 4 run at once" in life.out.getvalue()
+    assert "up to 10,000 tokens each (as many as its attention window has); 4 run at once" in life.out.getvalue()
     life.stop.set()
     assert await life.task == OK
 

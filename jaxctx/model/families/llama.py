@@ -30,6 +30,6 @@ LLAMA = Family(
         "eos_token_id": 2,
     },
     fields=fields.FIELDS | {"use_sliding_window"},
-    ignored=frozenset({"max_window_layers"}),
+    ignored=frozenset({"max_window_layers", "is_llama_config"}),
     read=read_llama,
 )

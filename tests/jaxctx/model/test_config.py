@@ -165,7 +165,7 @@ def test_a_window_that_the_class_does_not_have_limits_the_positions(family):
     raw = LLAMA31 | {"architectures": [family], "sliding_window": 4096}
     assert windows(raw) == ([None] * 32, 4096)
     assert from_hf(raw).declared_positions == 131072
-    assert from_hf(raw).context_reason(4096) == "the model's attention window"
+    assert from_hf(raw).context_reason(4096) == "as many as its attention window has"
     assert windows(raw | {"use_sliding_window": False}) == ([None] * 32, 131072)
     with pytest.raises(CheckpointError, match=r"^config\.json: layer_types: full_attention"):
         from_hf(raw | {"layer_types": ["full_attention"] * 32})

@@ -7,14 +7,14 @@ import pytest
 
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.families.fields import CHANGE_NOTHING
-from jaxctx.model.registry import FAMILIES, from_hf
+from jaxctx.model.registry import FAMILIES, NOT_COMPUTED, from_hf
 
 GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "classes.json").read_text())
 COMPLETE = {
     each["config"]["architectures"][0]: each["config"] for each in GOLDENS if each["name"].endswith(": complete")
 }
 OTHER = (True, False, None, 0, 1, 2, 3, 0.5, 10**6, "", "x", [], {}, ["full_attention"], {"rope_type": "default"})
-"""Values of every type; of those that a field may have, one at least differs from that of a complete configuration."""
+"""Values of every type. Of those that a field may have, at least one is not what a complete configuration says."""
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -27,6 +27,10 @@ def outcome(raw):
         return from_hf(raw)
     except CheckpointError as error:
         return error.message.split(": ")[1].split(".")[0]
+
+
+def test_no_family_is_here_and_not_computed():
+    assert not FAMILIES.keys() & NOT_COMPUTED.keys()
 
 
 @by_family

@@ -112,7 +112,7 @@ def test_query_heads_of_several_kv_heads_lie_together_on_their_device(tiny):
 
 
 def held_heads(config: ModelConfig, mesh: Mesh) -> list[list[int]]:
-    """Query heads of each device, on which q_proj, its bias, a norm over all heads and o_proj agree; with their KV heads."""
+    """The query heads on each device: by q_proj, its bias and norm, and o_proj alike. Its KV heads are theirs."""
     model, params = init_random(replace(config, qkv_bias=True, query_key_norm="all_heads"), 0)
     heads = np.repeat(np.arange(config.heads), config.head_dim)
     kv_heads = np.repeat(np.arange(config.kv_heads), config.head_dim)

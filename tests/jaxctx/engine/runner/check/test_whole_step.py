@@ -41,7 +41,7 @@ TINY = ModelConfig(
     head_dim=64,
     ffn=48,
     max_positions=512,
-    qk_norm=True,
+    query_key_norm="head",
 )
 CONFIG = EngineConfig(pages=80, max_batch=4, max_batch_tokens=32, max_context_tokens=512)
 UNCHECKED = AttentionChoice("tpu", AttentionReason.UNCHECKED)
@@ -62,9 +62,9 @@ def checked(kernel: Kernel, **types: Any) -> CaseReport:
     return case
 
 
-def rounded(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any) -> jax.Array:
+def rounded(q: jax.Array, k: Any, v: Any, metadata: Any, **options: Any) -> jax.Array:
     """A right one, whose output has another last bit than the reference's."""
-    out = right(q, k, v, metadata, shape=shape)
+    out = right(q, k, v, metadata, **options)
     return out * jnp.where(jnp.arange(out.shape[2]) % 2, 1 + 2.0**-9, 1 - 2.0**-9)
 
 
@@ -172,7 +172,7 @@ def test_sequences_fit_into_any_engine(rows: int, pages: int, page_size: int, lo
     assert {*written} <= {*range(1, pages + 1)}
     if pages == 400:
         assert prompts[0].first > 0  # behind a prefix
-        assert len(prompts) == (16 if rows == 2048 else min(rows, 2))
+        assert len(prompts) == (16 if rows == 2048 else min(shape.rows, 2))
 
 
 def test_an_engine_with_room_for_nothing_compares_nothing() -> None:
