@@ -26,8 +26,9 @@ from jaxctx.model.decoder import Decoder
 from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, abstract, as_model
 from jaxctx.model.products import QuantizedWeight
 from jaxctx.model.registry import from_hf
+from jaxctx.model.stored_tensor import NUMPY_DTYPES
 from jaxctx.model.weights import write_orbax
-from jaxctx.model.weights.formats import CONFIG, INDEX, NUMPY_DTYPES, SINGLE, HostArray
+from jaxctx.model.weights.formats import CONFIG, INDEX, SINGLE, HostArray
 from jaxctx.model.weights.parts import expected_tensors, parameter_parts
 from jaxctx.model.weights.quantize import quantize
 

@@ -205,8 +205,21 @@ def variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, whole | dict(change)
 
 
+def with_images() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and configuration of Gemma 3 with images."""
+    text = {key: value for key, value in complete("Gemma3").items() if key not in ("architectures", "eos_token_id")}
+    names = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [8, 9]}
+    whole = names | {"text_config": text, "tie_word_embeddings": False}
+    yield "complete", whole
+    yield "without tie_word_embeddings", names | {"text_config": text}
+    yield "without eos_token_id", {key: value for key, value in whole.items() if key != "eos_token_id"}
+    yield "nothing but a width", names | {"text_config": {"hidden_size": 64}}
+
+
 def built(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """What transformers makes of a configuration; None where it refuses."""
+    if "text_config" in raw:
+        return built_with_images(raw)
     family = raw["architectures"][0].removesuffix("ForCausalLM")
     try:
         of_config = "Gemma3Text" if family == "Gemma3" else family
@@ -217,23 +230,42 @@ def built(raw: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if SLIDING in (getattr(config, "layer_types", None) or ()) and config.sliding_window is None:
         return None  # the first forward pass raises
-    layer = model.model.layers[0]
+    return read_off(family, config, model.model)
+
+
+def built_with_images(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of the text model of Gemma 3 with images."""
+    try:
+        config = transformers.Gemma3Config.from_dict(json.loads(json.dumps(raw)))
+        with torch.device("meta"):
+            model = transformers.Gemma3ForConditionalGeneration(config)
+    except Exception:  # of many kinds
+        return None
+    text = config.text_config
+    text.tie_word_embeddings = config.tie_word_embeddings
+    text.eos_token_id = getattr(config, "eos_token_id", None) or text.eos_token_id
+    return read_off("Gemma3", text, model.model.language_model)
+
+
+def read_off(family: str, config: Any, model: Any) -> dict[str, Any]:
+    """What the modules of a decoder are."""
+    layer = model.layers[0]
     attention = layer.self_attn
     heads = attention.o_proj.in_features // attention.head_dim
     inverse_frequencies, rope_factor = rope_of_first_layer(config, model)
     eos = config.eos_token_id
     return {
-        "vocab_size": model.model.embed_tokens.weight.shape[0],
-        "width": model.model.embed_tokens.weight.shape[1],
-        "layers": len(model.model.layers),
+        "vocab_size": model.embed_tokens.weight.shape[0],
+        "width": model.embed_tokens.weight.shape[1],
+        "layers": len(model.layers),
         "heads": heads,
         "kv_heads": heads // attention.num_key_value_groups,
         "head_dim": attention.head_dim,
         "ffn": layer.mlp.down_proj.in_features,
         "positions": config.max_position_embeddings,
         "windows": windows(family, config),
-        "rotates": [bool(getattr(each.self_attn, "use_rope", True)) for each in model.model.layers],
-        "norm_eps": getattr(model.model.norm, "variance_epsilon", None) or model.model.norm.eps,
+        "rotates": [bool(getattr(each.self_attn, "use_rope", True)) for each in model.layers],
+        "norm_eps": getattr(model.norm, "variance_epsilon", None) or model.norm.eps,
         "inverse_frequencies": inverse_frequencies,
         "rope_factor": rope_factor,
         "qkv_bias": (attention.qkv_proj if family == "Phi3" else attention.q_proj).bias is not None,
@@ -246,7 +278,7 @@ def built(raw: Mapping[str, Any]) -> dict[str, Any] | None:
         "embedding_scale": embedding_scale(model),
         "scores_soft_cap": config.attn_logit_softcapping if family == "Gemma2" else None,
         "logits_soft_cap": getattr(config, "final_logit_softcapping", None),
-        "tied": model.config.tie_word_embeddings,
+        "tied": config.tie_word_embeddings,
         "bos_token_id": config.bos_token_id,
         "eos_token_ids": eos if isinstance(eos, list) else [] if eos is None else [eos],
     }
@@ -254,7 +286,7 @@ def built(raw: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def rope_of_first_layer(config: Any, model: Any) -> tuple[list[float], float]:
     """Frequencies, and the factor of cosines and sines."""
-    rope = type(model.model.rotary_emb)(config)
+    rope = type(model.rotary_emb)(config)
     of_kind = f"{config.layer_types[0]}_" if isinstance(rope.rope_type, dict) else ""
     frequencies = getattr(rope, f"{of_kind}inv_freq").tolist()
     return [float(f"{each:.7g}") for each in frequencies], getattr(rope, f"{of_kind}attention_scaling")
@@ -267,9 +299,9 @@ def query_key_norm(attention: Any) -> str:
 
 
 def embedding_scale(model: Any) -> float:
-    if hasattr(model.model, "embedding_multiplier"):
-        return float(model.model.embedding_multiplier)
-    return float(getattr(model.model.embed_tokens, "scalar_embed_scale", 1.0))
+    if hasattr(model, "embedding_multiplier"):
+        return float(model.embedding_multiplier)
+    return float(getattr(model.embed_tokens, "scalar_embed_scale", 1.0))
 
 
 def windows(family: str, config: Any) -> list[int | None]:
@@ -284,11 +316,11 @@ def windows(family: str, config: Any) -> list[int | None]:
 
 
 def main() -> None:
-    goldens = [
-        {"name": f"{family}: {name}", "config": raw, "built": built(raw)}
-        for family in OF_FAMILY
-        for name, raw in sorted(variants(family))
-    ]
+    configurations = {
+        **{f"{family}: {name}": raw for family in OF_FAMILY for name, raw in sorted(variants(family))},
+        **{f"Gemma3ForConditionalGeneration: {name}": raw for name, raw in with_images()},
+    }
+    goldens = [{"name": name, "config": raw, "built": built(raw)} for name, raw in configurations.items()]
     lines = ",\n".join(json.dumps(golden, sort_keys=True) for golden in goldens)
     CLASSES.write_text(f"[\n{lines}\n]\n", "utf-8")
     print(f"{CLASSES}: {len(goldens)} configurations, {sum(g['built'] is None for g in goldens)} of them refused")

@@ -60,6 +60,15 @@ LONG = {
     "long_factor": [1.2, 2.0, 4.0, 9.0, 20.0, 31.0],
 }
 MILLION = {"rope_type": "default", "rope_theta": 1e6}
+SMALL_VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 224,
+    "patch_size": 14,
+}
 MODEL_TYPES = {"Gemma3": "gemma3_text"}  # of classes whose name in lower case is another type
 
 
@@ -165,6 +174,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         rope_scaling={"rope_type": "linear", "factor": 8.0},
         tie_word_embeddings=True,
     ),
+    "gemma3_with_images_gqa2": {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "eos_token_id": [1, 106],
+        "image_token_index": 319,
+        "text_config": shape(
+            "Gemma3",
+            kv_heads=2,
+            head_dim=8,
+            num_attention_heads=4,
+            num_hidden_layers=7,
+            sliding_window=40,
+            rope_scaling={"rope_type": "linear", "factor": 8.0},
+        ),
+        "vision_config": SMALL_VISION,
+    },
     "olmo3_gqa2_yarn": shape(
         "Olmo3",
         kv_heads=4,
@@ -254,7 +279,9 @@ def compute(config: Mapping[str, Any], seed: int) -> dict[str, np.ndarray] | Non
     with tempfile.TemporaryDirectory() as checkpoint:
         write_random(checkpoint, config, seed=seed)
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    tokens = np.random.RandomState(seed).randint(0, model.config.vocab_size, max(PROMPTS)).astype(np.int32)
+    tokens = (
+        np.random.RandomState(seed).randint(0, model.config.get_text_config().vocab_size, max(PROMPTS)).astype(np.int32)
+    )
     logits, greedy = [], []
     for length in PROMPTS:
         sequence = torch.tensor(tokens[:length], dtype=torch.long)[None]

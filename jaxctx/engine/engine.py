@@ -57,10 +57,16 @@ class LocalEngine(Engine):
         info: types.EngineInfo,
         store: SnapshotStore,
         adapters: LocalAdapters | None = None,
+        *,
+        weights_in_words: str = "",
     ) -> None:
-        """`adapters`: the model that adapters are loaded for, and from where; None: there are none."""
+        """`adapters`: the model that adapters are loaded for, and from where; None: there are none.
+
+        `weights_in_words`: see `ServedModel.widened`.
+        """
         self.core = core
         self.info = info
+        self.weights_in_words = weights_in_words
         self.loop = StepLoop(core)
         self.store = store
         self.snapshot_service = SnapshotService(core, self.loop, store)

@@ -39,6 +39,7 @@ class ServedModel:
     dtype: str  # that it computes in
     weights_dtype: str  # of the layers' matrices
     adapter_dir: Path | None = None  # whose directories may be loaded as adapters while it runs
+    widened: str = ""  # in words, what the checkpoint has in fewer bits than are in memory, see `LoadedModel`
 
 
 def open_engine(
@@ -97,7 +98,8 @@ def build_engine(
     adapters = None
     if isinstance(served.model, DecoderModel) and served.model.adapter_slots is not None:
         adapters = LocalAdapters(served.model, mesh, served.adapter_dir)
-    return LocalEngine(core, engine_info(served, config, mesh), store, adapters)
+    info = engine_info(served, config, mesh)
+    return LocalEngine(core, info, store, adapters, weights_in_words=served.widened)
 
 
 def open_store(url: str | None, config: EngineConfig, deps: RuntimeDeps) -> SnapshotStore:

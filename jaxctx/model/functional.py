@@ -4,7 +4,7 @@ Splitting and merging a module tree on every call costs milliseconds; a flat tup
 tenth of one. The module is put together again only while a step is traced.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from flax import nnx
 from jaxctx.model.config import AdapterSlots, ModelConfig
 from jaxctx.model.decoder import Decoder
 from jaxctx.model.interface import AttentionBackend, KVSpec
-from jaxctx.model.layers.linear import Axes
+from jaxctx.model.layers.linear import Axes, Linear
 from jaxctx.model.products import QuantizedWeight
 
 EIGHT_BITS = {"int8": jnp.dtype("int8"), "float8_e4m3fn": jnp.dtype("uint8")}
@@ -55,7 +55,17 @@ class ParamSpec:
     @property
     def scale_name(self) -> str:
         """The name of this weight's scales, if it has 8 bits."""
-        return self.name.removesuffix("weight") + SCALE
+        return scale_beside(self.name)
+
+    @property
+    def weight_name(self) -> str:
+        """The name of the weight that these scales are of."""
+        return self.name.removesuffix(SCALE) + "weight"
+
+
+def scale_beside(weight: str) -> str:
+    """The name of the scales of the tensor `weight`."""
+    return weight.removesuffix("weight") + SCALE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class DecoderModel:
 
     config: ModelConfig
     dtype: str  # that it computes in; of the parameters, but those that have `weights_dtype`
-    weights_dtype: str  # of the layers' matrices: `dtype`, or a key of EIGHT_BITS
+    weights_dtype: str  # of the layers' matrices: `dtype`, or a key of EIGHT_BITS, which some of them may not have
     matmul_dtype: str  # that they are multiplied as, see `QuantizedWeight`
     kv: KVSpec
     specs: tuple[ParamSpec, ...] = field(compare=False, repr=False)
@@ -117,7 +127,7 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
         return nnx.merge(graph, jax.tree.unflatten(leaf_tree, params))
 
     dtype = _dtype(decoder.embed_tokens.weight)
-    matrix = decoder.layers[0].self_attn.q_proj
+    matrix = _narrowest_matrix(decoder)
     config = decoder.config
     group = config.heads // config.kv_heads
     windows = tuple(config.attention_of(layer).window for layer in range(config.layers))
@@ -133,6 +143,12 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
     )
     weights_dtype, matmul_dtype = _dtype(matrix.weight), matrix.matmul_dtype or dtype
     return DecoderModel(config, dtype, weights_dtype, matmul_dtype, kv, specs, merge), tuple(leaves)
+
+
+def _narrowest_matrix(decoder: Decoder) -> Linear:
+    """A matrix of 8 bits if there is one, else any. All that have 8 bits are of one type."""
+    matrices = [module for _, module in nnx.iter_modules(decoder.layers) if isinstance(module, Linear)]
+    return next((matrix for matrix in matrices if matrix.weight_scale is not None), matrices[0])
 
 
 def _dtype(parameter: Any) -> str:
@@ -152,11 +168,13 @@ def abstract(
     kv_dtype: str | None = None,
     weights_dtype: str | None = None,
     matmul_dtype: str | None = None,
+    wide: Collection[str] = (),
 ) -> tuple[DecoderModel, FlatParams]:
     """Model and ShapeDtypeStructs: for compiling and for planning memory without weights.
 
     `dtype` is "bfloat16" or "float32"; `weights_dtype` a key of EIGHT_BITS for the layers' matrices, or None: `dtype`.
-    These are multiplied as `matmul_dtype`, see `QuantizedWeight`; None: `dtype`.
+    These are multiplied as `matmul_dtype`, see `QuantizedWeight`; None: `dtype`. `wide`: names of those that have
+    `dtype` all the same.
     """
 
     def create(shape: tuple[int, ...], kind: str) -> Any:
@@ -166,4 +184,8 @@ def abstract(
         scale: Any = jax.ShapeDtypeStruct(shape[:1], jnp.float32)
         return QuantizedWeight(values, scale, matmul_dtype or dtype)
 
-    return as_model(Decoder(config, create), kv_dtype=kv_dtype)
+    decoder = Decoder(config, create)
+    for path, module in nnx.iter_modules(decoder):
+        if isinstance(module, Linear) and _name((*path, "weight")) in wide:
+            module.set_weight(jax.ShapeDtypeStruct(module.shape, dtype))
+    return as_model(decoder, kv_dtype=kv_dtype)

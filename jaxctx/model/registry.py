@@ -10,7 +10,7 @@ from jaxctx.model.config import ModelConfig
 from jaxctx.model.config_reader import Reader, shown
 from jaxctx.model.families.family import Family
 from jaxctx.model.families.fields import refuse_unknown
-from jaxctx.model.families.gemma import GEMMA, GEMMA2, GEMMA3
+from jaxctx.model.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_WITH_IMAGES
 from jaxctx.model.families.granite import GRANITE
 from jaxctx.model.families.llama import LLAMA
 from jaxctx.model.families.mistral import MISTRAL
@@ -23,6 +23,7 @@ _EVERY = (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GEMMA3_WITH_IMAGES,
     GRANITE,
     LLAMA,
     MISTRAL,

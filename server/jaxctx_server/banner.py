@@ -28,6 +28,7 @@ def banner(
     seconds: float,
     *,
     context_reason: str = "",
+    weights: str = "",
     sizes: str = "",
     host_tier: str = "",
     adapters: str = "",
@@ -40,6 +41,7 @@ def banner(
     `info` is None on a router, whose engines register with it. `addresses` are those of gRPC, with their
     real ports; `http_url` is None where HTTP is not served. `keys` is None where
     the server has no keys. `context_reason` says why contexts may be so long, where that is not plain.
+    `weights` says what the checkpoint has in fewer bits than are in memory, empty if nothing is.
     `sizes` says which page size, requests at once and rows of a step there are, and why; `host_tier` the size of the
     host tier, and why, empty if there is none.
     `adapters`: which are loaded, and how many slots there are; empty if there are none.
@@ -51,6 +53,8 @@ def banner(
     access = f"none: whoever {anyone} may do everything" if keys is None else f"{len(keys)} accepted"
     suffix = "" if tls is None else f" ({tls})"
     rows = [("role", "router, for engines that register here")] if info is None else _model_rows(info, context_reason)
+    if weights:
+        rows.append(("weights", weights))
     if sizes:
         rows.append(("sizes", sizes))
     if host_tier:

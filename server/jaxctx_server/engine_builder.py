@@ -43,7 +43,7 @@ from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import logical_sharding, make_mesh
 from jaxctx.model.text import ModelText, load_text
-from jaxctx.model.weights import load_model, read_config, run_dtype, stored_weights_dtype
+from jaxctx.model.weights import MatrixTypes, load_model, read_config, run_dtype, stored_matrix_types
 from jaxctx.model.weights.formats import open_source
 from jaxctx.model.weights.load import open_checked
 from jaxctx_kernels import KernelChoice
@@ -241,9 +241,10 @@ def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, F
     """A model without weights, in the types of the settings."""
     types, path = _types(config), Path(config.model or BUNDLED)
     dtype = run_dtype(types.dtype, types.weights_dtype) or ("float32" if shape.dtype == "float32" else "bfloat16")
-    weights_dtype = types.weights_dtype or (stored_weights_dtype(path) if path.exists() else None)
+    stored = stored_matrix_types(path) if path.exists() else MatrixTypes(None)
+    weights_dtype = types.weights_dtype or stored.dtype
     shape = replace(shape, adapters=_adapter_slots(config))
-    return abstract(shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype)
+    return abstract(shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype, wide=stored.wide)
 
 
 def _adapter_slots(config: ServeConfig) -> AdapterSlots | None:
@@ -289,6 +290,8 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
         mesh=mesh,
         progress=progress.weights,
     )
+    if loaded.widened:
+        log.warning("%s", loaded.widened)
     return ServedModel(
         model=loaded.model,
         params=loaded.params,
@@ -300,6 +303,7 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
         dtype=loaded.model.dtype,
         weights_dtype=loaded.model.weights_dtype,
         adapter_dir=config.adapter_dir,
+        widened=loaded.widened,
     )
 
 

@@ -221,6 +221,7 @@ class Server:
             tls=None if self._tls is None else self._tls.name,
             is_readable=self._tls is None and is_beyond_loopback(self._config.host),
             context_reason="" if engine is None else engine.context_reason,
+            weights="" if engine is None else engine.weights_in_words,
             sizes="" if engine is None else engine.sizes_in_words,
             host_tier="" if engine is None else engine.host_tier_in_words,
             adapters="" if engine is None else engine.adapters_in_words,

@@ -138,6 +138,7 @@ class FakeEngine:
     """Implements `jaxctx.engine.interface.Engine`."""
 
     context_reason: str = ""
+    weights_in_words: str = ""
     sizes_in_words = "page 4, 4 at once, 16 rows a step (as set)"
     host_tier_in_words = ""
     attention = AttentionChoice("reference", AttentionReason.PLATFORM)

@@ -46,6 +46,12 @@ def test_it_says_what_the_addresses_use(tls: str | None, keys: list[str] | None,
     assert "WARNING" not in told
 
 
+def test_it_says_what_a_checkpoint_has_in_fewer_bits(make_engine: Any) -> None:
+    words = "14 matrices of 4-bit integers were made bfloat16"
+    assert f"\n  weights   {words}\n" in banner(make_engine().info, ["h:1"], None, None, 1.0, weights=words)
+    assert "\n  weights " not in banner(make_engine().info, ["h:1"], None, None, 1.0)
+
+
 def test_it_warns_where_no_kernel_serves() -> None:
     choice = AttentionChoice("reference", AttentionReason.NO_KERNEL, "it has compute capability 8.0")
     told = banner(None, ["h:1"], None, None, 1.0, attention=choice)

@@ -117,7 +117,7 @@ def test_mistakes_are_one_line(argv: list[str], status: int, message: str, capsy
 @pytest.mark.usefixtures("_quiet")
 def test_convert_writes_a_directory_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from jaxctx.model.config import ModelConfig
-    from jaxctx.model.weights import read_config, stored_weights_dtype
+    from jaxctx.model.weights import read_config, stored_matrix_types
     from scripts.checkpoints import write_random
 
     config = ModelConfig(
@@ -141,7 +141,7 @@ def test_convert_writes_a_directory_once(tmp_path: Path, capsys: pytest.CaptureF
     assert captured.out == f"wrote {tmp_path}/dst\n"
     assert "weights: " in captured.err
     assert read_config(tmp_path / "dst").layers == 1
-    assert stored_weights_dtype(tmp_path / "dst") == "int8"
+    assert stored_matrix_types(tmp_path / "dst").dtype == "int8"
     status, text = fails(capsys, *command)
     assert status == USAGE
     assert "exists" in text

@@ -25,6 +25,7 @@ from jaxctx.model.weights import convert
 from jaxctx_server import engine_builder
 from jaxctx_server.cli import main
 from jaxctx_server.errors import MODEL, OK, USAGE
+from tests.jaxctx.model.quantization.encode import FORMATS, write_quantised
 
 TINY = {  # as in tests/jaxctx/engine/plan/test_memory_planner.py, so that one of them finds what the other compiled
     "architectures": ["LlamaForCausalLM"],
@@ -186,6 +187,21 @@ def test_weights_are_planned_as_a_directory_stores_them(tmp_path: Path, monkeypa
     convert(BUNDLED, tmp_path / "stored", weights_dtype="float8_e4m3fn")
     assert main(["plan", str(tmp_path / "stored")], {}) == OK
     assert planned.program._model.weights_dtype == "float8_e4m3fn"
+
+
+def test_quantised_weights_are_planned_as_they_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that were left out too, where the weights are there."""
+    planned = Planned(monkeypatch)
+    for name, dtype in (("FP8", "float8_e4m3fn"), ("W4A16", "float32")):
+        write_quantised(tmp_path / name, TINY, FORMATS[name], leave_out=("down_proj",))
+        assert main(["plan", str(tmp_path / name)], {}) == OK
+        model = planned.program._model
+        assert model.weights_dtype == dtype
+        types = {spec.dtype for spec in model.specs if spec.name.endswith("down_proj.weight")}
+        assert types == {"float32"}
+        (tmp_path / name / "model.safetensors").unlink()
+        assert main(["plan", str(tmp_path / name)], {}) == OK
+        assert planned.program._model.weights_dtype == dtype
 
 
 def test_what_does_not_fit_has_a_status(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from jaxctx_server.errors import MODEL, USAGE, StartError
 from scripts.checkpoints import write_adapter, write_random
 from tests.echo import echo_model, echo_text
 from tests.jaxctx.engine.runner.check.test_report import case
+from tests.jaxctx.model.quantization.encode import FORMATS, write_quantised
 from tests.planted_kernels import WRONG, plant_kernel, right
 from tests.serve_echo import put_echo_in_place
 
@@ -473,6 +474,20 @@ def test_weights_of_16_bits_are_multiplied_as_they_are(tmp_path: Path) -> None:
         settings = PlanConfig if refuses is engine_builder.plan else CheckConfig
         with pytest.raises(StartError, match="--matmul-dtype: is for weights of 8 bits"):
             refuses(settings(model=str(tmp_path), matmul_dtype="float32"), Silent())  # type: ignore[operator]
+
+
+def test_weights_that_were_made_wide_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = Path(windowed(tmp_path))
+    config = json.loads((directory / "config.json").read_text())
+    write_quantised(directory, config, FORMATS["awq"])
+    served = []
+    monkeypatch.setattr(engine_builder, "open_engine", lambda model, *_, **__: served.append(model) or _Engine())
+    engine_builder.build_engine(ServeConfig(model=str(directory), compile_cache=None), Silent())
+    words = "7 matrices of 4-bit integers with a scale for each 16 inputs were made float32, which takes 8 times"
+    assert served[0].widened.startswith(words)
+    assert served[0].widened in caplog.messages
 
 
 def test_a_check_needs_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

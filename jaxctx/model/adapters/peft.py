@@ -20,7 +20,8 @@ from jaxctx.model.config import DTYPES, AdapterSlots
 from jaxctx.model.config_reader import CheckpointError, Reader, read_json, shown
 from jaxctx.model.families.family import TensorPart
 from jaxctx.model.functional import DecoderModel
-from jaxctx.model.weights.formats import NUMPY_DTYPES, StoredTensor, open_safetensors, read_headers
+from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
+from jaxctx.model.weights.formats import open_safetensors, read_headers
 from jaxctx.model.weights.load import check_finite
 from jaxctx.model.weights.parts import parameter_parts
 

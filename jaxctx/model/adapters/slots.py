@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxctx.model.adapters.peft import Adapter
 from jaxctx.model.functional import DecoderModel, ParamSpec
 from jaxctx.model.sharding import put, put_parameter
-from jaxctx.model.weights.formats import NUMPY_DTYPES
+from jaxctx.model.stored_tensor import NUMPY_DTYPES
 
 
 def adapter_parameters(

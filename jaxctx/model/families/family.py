@@ -40,3 +40,5 @@ class Family:
     ignored: frozenset[str] = frozenset()
     """Keys that change no computed value, beside `fields.CHANGE_NOTHING`."""
     parts_of: PartsOf = own_name
+    unread: tuple[str, ...] = ()
+    """What the names of tensors begin with that are not read: those of images, in a model that is served for text."""

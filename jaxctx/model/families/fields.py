@@ -8,6 +8,7 @@ from jaxctx.model.config import DTYPES, Activation, LayerAttention, ModelConfig
 from jaxctx.model.config_reader import Reader, shown
 from jaxctx.model.families import rope
 from jaxctx.model.families.rope import FULL, SLIDING
+from jaxctx.model.quantization.config import read_quantization
 
 NORM_EPS = (1e-37, 1.0)  # every root of a mean square is a finite float32 above 0
 
@@ -158,8 +159,7 @@ def read_shared(
     read: Reader, *, attention: ReadAttention = full_attention, activation_key: str = "hidden_act"
 ) -> ModelConfig:
     """What the fields that families share say: a model of Llama's layers, which a family changes to its own."""
-    if read.get("quantization_config") is not None:
-        read.refuse("quantization_config", "quantised checkpoints are not supported")
+    read_quantization(read)  # refuses what is not supported; how weights are stored is nothing of the model
     width, heads = read.size("hidden_size"), read.size("num_attention_heads")
     head_dim = _head_dim(read, width, heads)
     layer_attention = attention(read, head_dim)

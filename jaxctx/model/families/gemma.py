@@ -1,8 +1,8 @@
-"""Gemma 1, 2 and 3 (text): embeddings scaled by the root of the width, norms whose scale is 1 + weight, GELU.
+"""Gemma 1, 2 and 3: embeddings scaled by the root of the width, norms whose scale is 1 + weight, GELU.
 
 Gemma 2 and 3 also normalise what comes out of a block, and most of their layers have a sliding window. In Gemma 2 those
 alternate with full ones, and scores and logits have soft caps; in Gemma 3 every sixth is full, with a RoPE of its own,
-and the heads of query and key are normalised.
+and the heads of query and key are normalised. Of Gemma 3 with images the text model is served.
 """
 
 import math
@@ -13,11 +13,24 @@ from typing import Any
 from jaxctx.model.config import LayerAttention, ModelConfig
 from jaxctx.model.config_reader import Reader
 from jaxctx.model.families import fields, rope
-from jaxctx.model.families.family import Family
+from jaxctx.model.families.family import Family, TensorPart
 from jaxctx.model.families.rope import FULL, SLIDING
 
 SOFT_CAP = (1e-3, 1e6)
 SCALAR = (1e-6, 1e6)  # query_pre_attn_scalar
+
+# Keys beside `text_config` that go before those within it.
+OF_ALL = frozenset(
+    {
+        "architectures",
+        "bos_token_id",
+        "eos_token_id",
+        "tie_word_embeddings",
+        "dtype",
+        "torch_dtype",
+        "quantization_config",
+    }
+)
 
 DEFAULTS: Mapping[str, Any] = {
     **fields.DEFAULTS,
@@ -70,6 +83,20 @@ def read_gemma3(read: Reader) -> ModelConfig:
         attention_scale=read.number("query_pre_attn_scalar", *SCALAR) ** -0.5,
         logits_soft_cap=_soft_cap(read, "final_logit_softcapping"),
     )
+
+
+def read_gemma3_with_images(read: Reader) -> ModelConfig:
+    """See `Family.read`. A text that has no image is what the model of `text_config` makes of it."""
+    text = replace(read.inner("text_config"), defaults=GEMMA3.defaults)
+    fields.refuse_unknown(text, GEMMA3.fields | GEMMA3.defaults.keys() | GEMMA3.ignored)
+    above = {key: value for key, value in read.raw.items() if key in OF_ALL and value is not None}
+    tied = read.flag("tie_word_embeddings")  # of the head, which is not within the text model
+    return read_gemma3(replace(text, raw={**text.raw, **above, "tie_word_embeddings": tied}))
+
+
+def parts_with_images(config: ModelConfig, parameter: str) -> tuple[TensorPart, ...]:
+    """Beside the tensors for images, those of the text model have a name in front."""
+    return (TensorPart(f"language_model.{parameter}"),)
 
 
 def _gemma(read: Reader, config: ModelConfig) -> ModelConfig:
@@ -149,4 +176,24 @@ GEMMA3 = Family(
     fields=fields.FIELDS - {"hidden_act", "original_max_position_embeddings"} | {"use_bidirectional_attention"},
     ignored=frozenset({"hidden_act"}),
     read=read_gemma3,
+)
+GEMMA3_WITH_IMAGES = Family(
+    architecture="Gemma3ForConditionalGeneration",
+    defaults={"tie_word_embeddings": True},
+    fields=OF_ALL | {"text_config"},
+    ignored=frozenset(
+        {
+            "vision_config",
+            "mm_tokens_per_image",
+            "image_token_index",
+            "image_token_id",
+            "boi_token_index",
+            "boi_token_id",
+            "eoi_token_index",
+            "eoi_token_id",
+        }
+    ),
+    read=read_gemma3_with_images,
+    parts_of=parts_with_images,
+    unread=("vision_tower.", "multi_modal_projector."),
 )

@@ -40,15 +40,19 @@ class Linear(nnx.Module):
         kind: str = "matrix",
         adapters: AdapterSlots | None = None,
     ) -> None:
-        weight = create((out[0], inside[0]), kind)
-        quantized = weight if isinstance(weight, QuantizedWeight) else None
-        self.weight = nnx.Param(weight if quantized is None else quantized.values, axes=(out[1], inside[1]))
-        self.weight_scale = None if quantized is None else nnx.Param(quantized.scale, axes=(out[1],))
-        self.matmul_dtype = "" if quantized is None else quantized.matmul_dtype
+        self.shape, self.axes = (out[0], inside[0]), (out[1], inside[1])
+        self.set_weight(create(self.shape, kind))
         self.bias = nnx.Param(create((out[0],), "bias"), axes=(out[1],)) if bias else None
         columns = None if adapters is None else (adapters.columns, "adapters")
         self.lora_a = None if columns is None else _adapter_param(create, columns, inside)
         self.lora_b = None if columns is None else _adapter_param(create, out, columns)
+
+    def set_weight(self, weight: "jax.Array | jax.ShapeDtypeStruct | QuantizedWeight") -> None:
+        """Take this weight, `[out, in]`, in place of the one before."""
+        quantized = weight if isinstance(weight, QuantizedWeight) else None
+        self.weight = nnx.Param(weight if quantized is None else quantized.values, axes=self.axes)
+        self.weight_scale = None if quantized is None else nnx.Param(quantized.scale, axes=self.axes[:1])
+        self.matmul_dtype = "" if quantized is None else quantized.matmul_dtype
 
     def __call__(self, x: Float[Array, "rows in"], columns: AdapterColumns | None = None) -> Float32[Array, "rows out"]:
         """The product. `columns`: those of each row's adapter; None: no row has one."""

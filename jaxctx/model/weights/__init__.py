@@ -9,16 +9,17 @@ CheckpointError that names the file and the tensor. Called by the server's start
 """
 
 from jaxctx.model.config_reader import CheckpointError
-from jaxctx.model.weights.load import LoadedModel, load_model, read_config, run_dtype, stored_weights_dtype
+from jaxctx.model.weights.load import LoadedModel, MatrixTypes, load_model, read_config, run_dtype, stored_matrix_types
 from jaxctx.model.weights.write import convert, write_orbax
 
 __all__ = [
     "CheckpointError",
     "LoadedModel",
+    "MatrixTypes",
     "convert",
     "load_model",
     "read_config",
     "run_dtype",
-    "stored_weights_dtype",
+    "stored_matrix_types",
     "write_orbax",
 ]

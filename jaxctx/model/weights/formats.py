@@ -4,22 +4,21 @@ Hugging Face safetensors: one `model.safetensors`, or shards named by an index. 
 as Hugging Face lays them out, parameters as one flat tree of arrays by tensor name under `params/`.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate, groupby
 from pathlib import Path, PurePath
-from typing import Any, TypeAlias
+from typing import Any
 
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from jaxctx.model.config import DTYPES
 from jaxctx.model.config_reader import CheckpointError, read_json
 from jaxctx.model.families.family import TensorPart
+from jaxctx.model.stored_tensor import StoredTensor
 from jaxctx.model.weights.parts import PartsByName
 
 HostArray = npt.NDArray[Any]
@@ -28,24 +27,12 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PARAMS = "params"
-EIGHT_BIT_DTYPES = ("int8", "float8_e4m3fn")  # of Orbax alone
-NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: jnp.dtype(name) for name in DTYPES + EIGHT_BIT_DTYPES}
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+FLOAT8 = "F8_E4M3"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _READ_AT_ONCE_BYTES = 256 << 20  # of Orbax: enough to read in parallel, little beside the model
 
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """One tensor of a checkpoint, before its data is read."""
-
-    shape: tuple[int, ...]
-    dtype: str  # a key of NUMPY_DTYPES, or whatever else the file says
-    file: str  # relative to the checkpoint, for messages
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * NUMPY_DTYPES[self.dtype].itemsize
+ReadPart = Callable[[TensorPart], HostArray]
 
 
 class SafetensorsSource:
@@ -69,22 +56,28 @@ class SafetensorsSource:
 
         Raises CheckpointError if a file turns out to be cut short or unreadable.
         """
+        with self.opened() as read_part:
+            yield from read_in_order(self.tensors, parts, read_part)
+
+    @contextmanager
+    def opened(self) -> Iterator[ReadPart]:
+        """What reads a part of a tensor; files that it opens stay open inside."""
         with ExitStack() as stack:
             shards: dict[str, Any] = {}
 
             def read_part(part: TensorPart) -> HostArray:
-                shard = self.tensors[part.tensor].file
-                if shard not in shards:
-                    shards[shard] = stack.enter_context(open_safetensors(self._directory, shard))
+                stored = self.tensors[part.tensor]
+                if stored.dtype == FLOAT8:
+                    return read_float8(self._directory / stored.file, part)
+                if stored.file not in shards:
+                    shards[stored.file] = stack.enter_context(open_safetensors(self._directory, stored.file))
                 if part.rows is None:
-                    whole: HostArray = shards[shard].get_tensor(part.tensor)
+                    whole: HostArray = shards[stored.file].get_tensor(part.tensor)
                     return whole
-                rows: HostArray = shards[shard].get_slice(part.tensor)[slice(*part.rows)]
+                rows: HostArray = shards[stored.file].get_slice(part.tensor)[slice(*part.rows)]
                 return rows
 
-            for name in sorted(parts, key=lambda name: self.tensors[parts[name][0].tensor].file):
-                arrays = [read_part(part) for part in parts[name]]
-                yield name, arrays[0] if len(arrays) == 1 else np.stack(arrays)
+            yield read_part
 
 
 def open_safetensors(directory: Path, file: str) -> Any:
@@ -106,6 +99,27 @@ def read_headers(data: Any, file: str) -> dict[str, StoredTensor]:
         kind = _SAFETENSORS_DTYPES.get(header.get_dtype(), header.get_dtype())
         tensors[name] = StoredTensor(tuple(header.get_shape()), kind, file)
     return tensors
+
+
+def read_in_order(
+    tensors: Mapping[str, StoredTensor], parts: PartsByName, read_part: ReadPart
+) -> Iterator[tuple[str, HostArray]]:
+    """Each parameter, file by file; of several parts, stacked."""
+    for name in sorted(parts, key=lambda name: tensors[parts[name][0].tensor].file):
+        arrays = [read_part(part) for part in parts[name]]
+        yield name, arrays[0] if len(arrays) == 1 else np.stack(arrays)
+
+
+def read_float8(path: Path, part: TensorPart) -> HostArray:
+    """Part of a tensor of float8_e4m3fn in a file that safetensors found whole: its numpy reader knows no such type."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))[part.tensor]
+        start, end = header["data_offsets"]
+        file.seek(8 + header_bytes + start)
+        bits = np.fromfile(file, np.uint8, end - start)
+    whole: HostArray = bits.view(ml_dtypes.float8_e4m3fn).reshape(header["shape"])
+    return whole if part.rows is None else whole[slice(*part.rows)]
 
 
 def _index(directory: Path) -> Mapping[str, str]:
@@ -169,10 +183,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
 
 
-WeightSource: TypeAlias = SafetensorsSource | OrbaxSource
-
-
-def open_source(directory: Path) -> WeightSource:
+def open_source(directory: Path) -> SafetensorsSource | OrbaxSource:
     """The weights in `directory`, in whichever format. Raises CheckpointError if there are none that can be read."""
     if (directory / PARAMS).is_dir():
         return OrbaxSource(directory)

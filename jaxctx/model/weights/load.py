@@ -15,22 +15,23 @@ from jax.sharding import Mesh
 
 from jaxctx.host_memory import physical_memory
 from jaxctx.model.config import DTYPES, AdapterSlots, ModelConfig
-from jaxctx.model.config_reader import CheckpointError, read_json
+from jaxctx.model.config_reader import CheckpointError, Reader, read_json
 from jaxctx.model.families.family import TensorPart
-from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract
-from jaxctx.model.registry import from_hf
+from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract, scale_beside
+from jaxctx.model.quantization.config import read_quantization
+from jaxctx.model.registry import FAMILIES, from_hf
 from jaxctx.model.sharding import check_divisible, logical_sharding, put, put_parameter
+from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
 from jaxctx.model.weights.formats import (
     CONFIG,
-    NUMPY_DTYPES,
+    INDEX,
     PARAMS,
+    SINGLE,
     HostArray,
-    SafetensorsSource,
-    StoredTensor,
-    WeightSource,
-    open_source,
+    OrbaxSource,
 )
 from jaxctx.model.weights.parts import ExpectedTensor, PartsByName, expected_tensors, parameter_parts
+from jaxctx.model.weights.quantised_source import QuantisedSource, WeightSource, open_weights
 from jaxctx.model.weights.quantize import quantize
 
 FINITE_AT_ONCE = 1 << 17  # elements that are looked at together: they stay in the processor's cache
@@ -57,6 +58,7 @@ class LoadedModel:
     params: FlatParams
     revision: str
     parameters: int  # elements; tied embeddings count once
+    widened: str  # in words, what was stored in fewer bits and is wide now; empty: nothing was
 
 
 def load_model(
@@ -104,6 +106,7 @@ def load_model(
         params=tuple(arrays[spec.name] for spec in model.specs),
         revision=_revision(model, digests),
         parameters=sum(math.prod(spec.shape) for spec in model.specs if not (spec.is_scale or spec.is_of_adapters)),
+        widened=_widened(source, model),
     )
 
 
@@ -121,15 +124,46 @@ def read_config(path: str | Path) -> ModelConfig:
     return from_hf(read_json(directory / CONFIG), file=CONFIG)
 
 
-def stored_weights_dtype(directory: Path) -> str | None:
-    """The type of 8 bits in which the checkpoint holds its layers' matrices; None: another, or no weights are there.
+@dataclass(frozen=True, slots=True)
+class MatrixTypes:
+    """How a checkpoint holds its layers' matrices."""
+
+    dtype: str | None  # of 8 bits; None: another one
+    wide: frozenset[str] = frozenset()  # names of those that have more bits all the same
+
+
+def stored_matrix_types(directory: Path) -> MatrixTypes:
+    """How the matrices of a checkpoint are held, of which there may be no more than `config.json`.
 
     Raises CheckpointError for one that cannot be read.
     """
-    if not (directory / PARAMS).is_dir():
-        return None
-    stored = _stored_eight_bits(open_source(directory))
-    return None if stored is None else stored.dtype
+    config = read_config(directory)
+    quantization = read_quantization(Reader(read_json(directory / CONFIG), CONFIG))
+    has_safetensors = (directory / INDEX).exists() or (directory / SINGLE).exists()
+    if not (directory / PARAMS).is_dir() and (quantization is None or not has_safetensors):
+        return MatrixTypes(None if quantization is None else quantization.kept_dtype)
+    return _matrix_types(open_weights(directory, config), config)
+
+
+def _matrix_types(source: WeightSource, config: ModelConfig) -> MatrixTypes:
+    """See `stored_matrix_types`. A matrix of more bits has no scales."""
+    stored = _stored_eight_bits(source)
+    if stored is None:
+        return MatrixTypes(None)
+    narrow, _ = abstract(config, "float32", weights_dtype=stored.dtype)
+    parts = _parts(source, narrow)
+    wide = {
+        spec.name
+        for spec in narrow.specs
+        if spec.dtype in EIGHT_BITS and not any(_is_narrow(source, part.tensor) for part in parts[spec.name])
+    }
+    return MatrixTypes(stored.dtype, frozenset(wide))
+
+
+def _is_narrow(source: WeightSource, tensor: str) -> bool:
+    """Whether a matrix has 8 bits, or claims to."""
+    stored = source.tensors.get(tensor)
+    return stored is None or stored.dtype in EIGHT_BITS or scale_beside(tensor) in source.tensors
 
 
 def open_checked(
@@ -143,31 +177,45 @@ def open_checked(
 ) -> tuple[WeightSource, DecoderModel]:
     """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
     config = dataclasses.replace(read_config(directory).for_contexts_of(context_tokens), adapters=adapters)
-    source = open_source(directory)
+    source = open_weights(directory, config)
     _check_types(source)
     computes = run_dtype(dtype, weights_dtype) or _stored_float(source)
     stored_bits = _stored_eight_bits(source)
     if weights_dtype is not None and stored_bits is not None and weights_dtype != stored_bits.dtype:
         stored = f"the weights in {stored_bits.file} are stored as {stored_bits.dtype}"
         raise CheckpointError(f"weights_dtype: {stored} and cannot be loaded as {weights_dtype}")
-    matrices = weights_dtype or (None if stored_bits is None else stored_bits.dtype)
-    model, _ = abstract(config, computes, kv_dtype=kv_dtype, weights_dtype=matrices, matmul_dtype=matmul_dtype)
+    types = _matrix_types(source, config)
+    model, _ = abstract(
+        config,
+        computes,
+        kv_dtype=kv_dtype,
+        weights_dtype=weights_dtype or types.dtype,
+        matmul_dtype=matmul_dtype,
+        wide=types.wide,
+    )
     expected = expected_tensors(model, stored_parts(source, model))
     for name, wanted in expected.items():
         _check_stored(source, name, wanted, quantized=stored_bits is not None and wanted.spec.dtype in EIGHT_BITS)
-    again = {"lm_head.weight"} if config.tied else set()  # some exporters write it again, and RoPE's frequencies
+    family = FAMILIES[config.architecture]
+    head = {part.tensor for part in family.parts_of(config, "lm_head.weight")}
+    again = head if config.tied else set()  # some exporters write it again, and RoPE's frequencies
     for name, found in source.tensors.items():
-        if name not in expected.keys() | again and not name.endswith("rotary_emb.inv_freq"):
+        is_other = name.startswith(family.unread) or name.endswith("rotary_emb.inv_freq")
+        if name not in expected.keys() | again and not is_other:
             raise CheckpointError(f"{found.file}: {name}: unexpected, {config.architecture} has no such tensor")
     return source, model
 
 
 def stored_parts(source: WeightSource, model: DecoderModel) -> PartsByName:
     """Where the parameters are that the checkpoint stores. Scales are not stored where a weight becomes 8 bits here."""
-    parts = parameter_parts(model, as_published=isinstance(source, SafetensorsSource))
+    parts = _parts(source, model)
     made = _stored_eight_bits(source) is None
     stored = [spec for spec in model.specs if not (spec.is_of_adapters or (spec.is_scale and made))]
     return {spec.name: parts[spec.name] for spec in stored}
+
+
+def _parts(source: WeightSource, model: DecoderModel) -> PartsByName:
+    return parameter_parts(model, as_published=not isinstance(source, OrbaxSource))
 
 
 def _check_stored(source: WeightSource, name: str, expected: ExpectedTensor, *, quantized: bool) -> None:
@@ -218,7 +266,8 @@ def run_dtype(dtype: str | None, weights_dtype: str | None) -> str | None:
 
 def _stored_float(source: WeightSource) -> str:
     """The type to compute in where none is asked for."""
-    embedding = source.tensors.get("model.embed_tokens.weight")  # norms and head may be stored wider
+    embeddings = (name for name in source.tensors if name.endswith("model.embed_tokens.weight"))
+    embedding = source.tensors.get(next(embeddings, ""))  # norms and head may be stored wider
     return "float32" if embedding is not None and embedding.dtype == "float32" else "bfloat16"
 
 
@@ -254,7 +303,7 @@ def read_cast(
 
 def _size_bytes(source: WeightSource, spec: ParamSpec, parts: tuple[TensorPart, ...]) -> int:
     """What is read for a parameter."""
-    return math.prod(spec.shape) * NUMPY_DTYPES[source.tensors[parts[0].tensor].dtype].itemsize
+    return math.prod(spec.shape) * source.tensors[parts[0].tensor].stored_bits // 8
 
 
 def check_finite(data: HostArray, file: str, name: str) -> None:
@@ -286,6 +335,19 @@ def _check_memory(source: WeightSource, model: DecoderModel) -> None:
         size = f"{needed / 2**30:,.1f} GiB as {model.weights_dtype}"
         memory = f"{available / 2**30:,.1f} GiB of memory"
         raise CheckpointError(f"{source.file}: the parameters take {size}, and this machine has {memory}")
+
+
+def _widened(source: WeightSource, model: DecoderModel) -> str:
+    """See `LoadedModel.widened`."""
+    found = source.dequantised if isinstance(source, QuantisedSource) else ()
+    schemes = list(dict.fromkeys(matrix.scheme for matrix in found))
+    if not schemes:
+        return ""
+    stored = " and ".join(scheme.describe() for scheme in schemes)
+    # A checkpoint's own 8 bits leave the others wide.
+    held = model.weights_dtype if _stored_eight_bits(source) is None else model.dtype
+    times = NUMPY_DTYPES[held].itemsize * 8 / min(scheme.bits for scheme in schemes)
+    return f"{len(found)} matrices of {stored} were made {held}, which takes {times:g} times their memory"
 
 
 def _revision(model: DecoderModel, digests: dict[str, str]) -> str:

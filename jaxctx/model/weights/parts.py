@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxctx.model.families.family import TensorPart, own_name
-from jaxctx.model.functional import DecoderModel, ParamSpec
+from jaxctx.model.functional import DecoderModel, ParamSpec, scale_beside
 from jaxctx.model.registry import FAMILIES
 
 PartsByName = Mapping[str, tuple[TensorPart, ...]]
@@ -22,11 +22,15 @@ class ExpectedTensor:
 def parameter_parts(model: DecoderModel, *, as_published: bool) -> PartsByName:
     """The parts of every parameter, in a checkpoint of the model's makers if `as_published`, else in one of ours.
 
-    Ours have each parameter under its own name. So have scales of weights that are made of 8 bits here.
+    Ours have each parameter under its own name. Scales are beside what they scale.
     """
     parts_of = FAMILIES[model.config.architecture].parts_of if as_published else own_name
     return {
-        spec.name: own_name(model.config, spec.name) if spec.is_scale else parts_of(model.config, spec.name)
+        spec.name: tuple(
+            TensorPart(scale_beside(part.tensor), part.rows) for part in parts_of(model.config, spec.weight_name)
+        )
+        if spec.is_scale
+        else parts_of(model.config, spec.name)
         for spec in model.specs
         if not spec.is_of_adapters
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxctx.errors import AlreadyExists
 from jaxctx.model.config_reader import read_json
+from jaxctx.model.quantization.config import FIELD
 from jaxctx.model.weights.formats import CONFIG, PARAMS, HostArray
 from jaxctx.model.weights.load import Progress, open_checked, read_cast
 
@@ -43,7 +44,8 @@ def convert(
     source, model = open_checked(directory, dtype, weights_dtype=weights_dtype)
     _refuse_existing(Path(dst))
     arrays = {spec.name: data for spec, data in read_cast(source, model, progress)}
-    raw = {key: value for key, value in read_json(directory / CONFIG).items() if key != "torch_dtype"}
+    left_out = ("torch_dtype", FIELD)  # of which the first is `dtype`, and the other is no longer so
+    raw = {key: value for key, value in read_json(directory / CONFIG).items() if key not in left_out}
     companions = {name: directory / name for name in COMPANIONS if (directory / name).is_file()}
     write_orbax(Path(dst), raw | {"dtype": model.dtype}, arrays, companions)
 

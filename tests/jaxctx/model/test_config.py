@@ -229,7 +229,7 @@ def test_what_is_large_and_published_is_read(positions):
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, r"rope_parameters\.full_attention"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"quantization_config\.quant_method"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"num_hidden_layers": 1024}, "num_hidden_layers"),
         ({"max_position_embeddings": 2**31 - 1}, "max_position_embeddings"),

@@ -123,7 +123,7 @@ def test_random_checkpoints_mean_the_same_to_transformers(golden, golden_checkpo
 
     model = transformers.AutoModelForCausalLM.from_pretrained(golden_checkpoint, dtype=torch.float32).eval()
     assert from_hf(model.config.to_dict()) == from_hf(golden.hf_config)
-    loaded = load_model(golden_checkpoint)
+    loaded = load_model(golden_checkpoint, context_tokens=len(golden.tokens))
     expected = reference_logits(torch, model, golden.tokens)
     assert_close(dense_logits(loaded.model, loaded.params, golden.tokens[None])[0], expected, 1e-4)
     for length, row in zip(golden.prompts, golden.logits, strict=True):

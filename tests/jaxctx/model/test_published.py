@@ -6,6 +6,7 @@ same. Lists of LongRoPE's factors have the published length and other numbers.
 
 import pytest
 
+from jaxctx.model.config import RopeConfig, RopeScaling
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.registry import from_hf
 
@@ -431,6 +432,29 @@ PUBLISHED = {
         },
         (46, 32, 16, 128, 8192),
     ),
+    "Gemma 3 4B": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "boi_token_index": 255999,
+            "eoi_token_index": 256000,
+            "eos_token_id": [1, 106],
+            "image_token_index": 262144,
+            "initializer_range": 0.02,
+            "mm_tokens_per_image": 256,
+            "text_config": {
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+            "torch_dtype": "bfloat16",
+            "vision_config": {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model"},
+        },
+        (34, 8, 4, 256, 131072),
+    ),
     "Gemma 3 1B": (
         {
             "architectures": ["Gemma3ForCausalLM"],
@@ -465,6 +489,8 @@ PUBLISHED = {
 }
 """Name → configuration; layers, heads, KV heads, elements of a head, positions."""
 
+IMAGES = PUBLISHED["Gemma 3 4B"][0]
+
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_is_published_is_read(name):
@@ -483,6 +509,8 @@ def test_what_is_special_about_published_models():
     assert [read("SmolLM3 3B").attention_of(layer).rope is None for layer in range(5)] == [*[False] * 3, True, False]
     assert [read("Gemma 3 1B").attention_of(layer).window for layer in range(7)] == [*[512] * 5, None, 512]
     assert [read("Gemma 3 1B").attention_of(layer).rope.theta for layer in (4, 5)] == [1e4, 1e6]
+    assert read("Gemma 3 4B").attention_of(5).rope == RopeConfig(1e6, RopeScaling("linear", 8.0))
+    assert read("Gemma 3 4B").attention_of(4).rope == RopeConfig(1e4)
     assert [read("Gemma 2 27B").attention_of(layer).window for layer in (0, 1)] == [4096, None]
     assert read("Gemma 2 27B").attention_scale == pytest.approx(1 / 12)
     assert read("Phi-3 mini 4k").attention_of(0).window == 2047
@@ -503,6 +531,10 @@ def test_what_is_special_about_published_models():
             r"architectures: 'InternLM2ForCausalLM' is not supported; support",
         ),
         (PUBLISHED["SmolLM2 135M"][0] | {"rope_interleaved": True}, "rope_interleaved: is not understood"),
+        (IMAGES | {"text_config": {"hidden_size": 0}}, r"text_config\.hidden_size: must be an integer"),
+        (IMAGES | {"text_config": {"attention_sinks": 4}}, r"text_config\.attention_sinks: is not understood"),
+        (IMAGES | {"text_config": 7}, "text_config: must be an object"),
+        (IMAGES | {"audio_config": {"hidden_size": 8}}, "audio_config: is not understood"),
         (GEMMA2_2B | {"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported"),
         (
             PHI3_MINI_4K | {"architectures": ["Phi3SmallForCausalLM"]},

@@ -150,9 +150,10 @@ MISTRAL_NAMED = ToolCallFormat(
 )
 TOOL_CALL_FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMED)}
 FAMILY_FORMATS: Mapping[str, ToolCallFormat | None] = {
-    "GemmaForCausalLM": None,  # was trained on none, as the next two
+    "GemmaForCausalLM": None,  # was trained on none, as the next three
     "Gemma2ForCausalLM": None,
     "Gemma3ForCausalLM": None,
+    "Gemma3ForConditionalGeneration": None,
     "GraniteForCausalLM": None,  # <|tool_call|>[…]
     "LlamaForCausalLM": LLAMA3_JSON,
     "MistralForCausalLM": MISTRAL,

@@ -7,7 +7,7 @@ import os
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxctx.model.config import AdapterSlots
 from jaxctx.model.functional import EIGHT_BITS
@@ -73,8 +73,9 @@ def test_the_revision_stays_where_no_computed_value_changes(checkpoint):
 
 
 def test_the_revision_is_of_the_positions_that_are_computed_not_of_those_that_are_declared(tiny, tmp_path):
-    declared = dataclasses.replace(tiny, declared_positions=4096)
-    for name, config in (("plain", tiny), ("declared", declared)):
+    plain = dataclasses.replace(tiny, architecture="LlamaForCausalLM", query_key_norm="none")
+    declared = dataclasses.replace(plain, declared_positions=4096)
+    for name, config in (("plain", plain), ("declared", declared)):
         write_random(tmp_path / name, config, seed=1)
     assert load_model(tmp_path / "declared").model.config.declared_positions is not None
     assert load_model(tmp_path / "declared").revision == load_model(tmp_path / "plain").revision
@@ -373,3 +374,71 @@ def test_slots_for_adapters_are_zeros_and_change_no_revision(checkpoint):
     empty = [np.asarray(a) for spec, a in zip(wide.model.specs, wide.params, strict=True) if spec.is_of_adapters]
     assert len(empty) == 2 * 7 * wide.model.config.layers
     assert not any(array.any() for array in empty)
+
+
+def test_tensors_for_images_are_not_read(tmp_path, dense_logits):
+    """Of Gemma 3 the text model is loaded, by the names that it has beside a model of images."""
+    text = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "max_position_embeddings": 256,
+    }
+    with_images = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    write_random(tmp_path / "images", with_images, seed=1)
+    file = tmp_path / "images" / "model.safetensors"
+    tensors = load_file(file)
+    alone = tmp_path / "text"
+    write_random(alone, {"architectures": ["Gemma3ForCausalLM"], **text}, seed=1)
+    save_file({name.removeprefix("language_model."): each for name, each in tensors.items()}, alone / file.name)
+    image = {"vision_tower.x.weight": np.ones((3, 3), np.float32), "multi_modal_projector.y": np.ones(3, np.float32)}
+    save_file(tensors | image, file)
+
+    loaded, expected = load_model(tmp_path / "images"), load_model(alone)
+    assert loaded.model.dtype == expected.model.dtype == "float32"
+    tokens = np.arange(20)[None]
+    np.testing.assert_array_equal(
+        dense_logits(loaded.model, loaded.params, tokens), dense_logits(expected.model, expected.params, tokens)
+    )
+    save_file(tensors | {"language_model.model.layers.0.other.weight": image["multi_modal_projector.y"]}, file)
+    with pytest.raises(CheckpointError, match=r"language_model\.model\.layers\.0\.other\.weight: unexpected"):
+        load_model(tmp_path / "images")
+    convert(alone, tmp_path / "converted")
+    assert load_model(tmp_path / "converted").revision == expected.revision
+
+
+def test_a_model_with_images_is_converted_to_its_text_model(tmp_path):
+    raw = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48},
+    }
+    write_random(tmp_path / "src", raw, seed=1)
+    convert(tmp_path / "src", tmp_path / "dst")
+    assert load_model(tmp_path / "dst").revision == load_model(tmp_path / "src").revision
+
+
+def test_a_fused_tensor_of_another_size_is_refused(tmp_path):
+    raw = {
+        "architectures": ["Phi3ForCausalLM"],
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+    }
+    write_random(tmp_path, raw, seed=1)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+    for size in (63, 65):
+        save_file(tensors | {name: np.resize(tensors[name], (size, 32))}, file)
+        with pytest.raises(CheckpointError, match=rf"qkv_proj\.weight: shape \[{size}, 32\], but .* \[64, 32\]"):
+            load_model(tmp_path)
+    save_file({key: each for key, each in tensors.items() if key != name}, file)
+    with pytest.raises(CheckpointError, match=r"qkv_proj\.weight: missing, shape \[64, 32\] expected"):
+        load_model(tmp_path)

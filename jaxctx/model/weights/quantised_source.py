@@ -1,0 +1,134 @@
+"""A quantised safetensors checkpoint, seen as if its matrices were stored in our forms.
+
+X.weight of 8 bits, a scale for each output channel ──▶ X.weight of 8 bits, X.weight_scale [out]
+anything else in fewer bits                         ──▶ X.weight float32
+scales of activations and of KV                     ──▶ nothing
+the rest                                            ──▶ itself
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from jaxctx.model.config import ModelConfig
+from jaxctx.model.config_reader import CheckpointError, Reader, read_json
+from jaxctx.model.families.family import TensorPart
+from jaxctx.model.functional import abstract
+from jaxctx.model.quantization.config import FIELD, read_quantization
+from jaxctx.model.quantization.grouped import dequantise
+from jaxctx.model.quantization.matrix import (
+    OF_ACTIVATIONS,
+    OF_KV,
+    ReadTensor,
+    StoredMatrix,
+    find_matrix,
+    quantised_modules,
+    read_matrix,
+    read_scales,
+)
+from jaxctx.model.quantization.scheme import Quantization
+from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
+from jaxctx.model.weights.formats import CONFIG, HostArray, OrbaxSource, SafetensorsSource, open_source, read_in_order
+from jaxctx.model.weights.parts import PartsByName, parameter_parts
+
+WeightSource: TypeAlias = "SafetensorsSource | OrbaxSource | QuantisedSource"
+
+
+def open_weights(directory: Path, config: ModelConfig) -> WeightSource:
+    """The weights in `directory` of a model, in whichever format, as `config.json` says that they are stored.
+
+    Raises CheckpointError if there are none that can be read.
+    """
+    source = open_source(directory)
+    quantization = read_quantization(Reader(read_json(directory / CONFIG), CONFIG))
+    if quantization is None:
+        return source
+    if isinstance(source, OrbaxSource):
+        raise CheckpointError(f"{CONFIG}: {FIELD}: not in an Orbax checkpoint, which has our own forms alone")
+    return QuantisedSource(source, quantization, _layers_matrices(config))
+
+
+def _layers_matrices(config: ModelConfig) -> frozenset[str]:
+    """The tensors in which a checkpoint has what may have 8 bits here: not the head."""
+    model, _ = abstract(config, "float32", weights_dtype="int8")
+    parts = parameter_parts(model, as_published=True)
+    return frozenset(part.tensor for spec in model.specs if spec.dtype == "int8" for part in parts[spec.name])
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A tensor that is shown and not stored, and how it is made."""
+
+    tensor: StoredTensor
+    matrix: StoredMatrix
+    make: Callable[[StoredMatrix, ReadTensor], HostArray]
+
+
+class QuantisedSource:
+    """A `WeightSource` of the checkpoint's matrices in our forms."""
+
+    def __init__(self, stored: SafetensorsSource, quantization: Quantization, may_be_narrow: Collection[str]) -> None:
+        """`may_be_narrow`: the tensors that may stay in 8 bits; all others become wide.
+
+        Raises CheckpointError, naming a tensor, where tensors contradict each other or `quantization`."""
+        self._stored = stored
+        self.file = stored.file
+        self.dequantised: list[StoredMatrix] = []
+        """The matrices that become wide."""
+        self._shown: dict[str, Shown] = {}
+        hidden: set[str] = set()
+        with stored.opened() as read_part:
+
+            def read(name: str) -> HostArray:
+                return read_part(TensorPart(name))
+
+            for module in quantised_modules(stored.tensors):
+                matrix = find_matrix(module, stored.tensors, quantization, read)
+                hidden |= matrix.tensors | {f"{module}.{leaf}" for leaf in OF_ACTIVATIONS}
+                may_be_kept = f"{module}.weight" in may_be_narrow
+                self._show(matrix, is_kept=may_be_kept and quantization.keeps(matrix.scheme))
+        self.tensors: Mapping[str, StoredTensor] = {
+            name: tensor for name, tensor in stored.tensors.items() if name not in hidden and not name.endswith(OF_KV)
+        } | {name: shown.tensor for name, shown in self._shown.items()}
+
+    def _show(self, matrix: StoredMatrix, *, is_kept: bool) -> None:
+        weight = f"{matrix.module}.weight"
+        if not is_kept:
+            self.dequantised.append(matrix)
+            wide = StoredTensor(matrix.shape, "float32", matrix.file, matrix.scheme.bits)
+            self._shown[weight] = Shown(wide, matrix, _widened)
+            return
+        values = StoredTensor(matrix.shape, matrix.scheme.dtype, matrix.file)
+        scales = StoredTensor(matrix.shape[:1], "float32", matrix.file)
+        self._shown[weight] = Shown(values, matrix, _values)
+        self._shown[f"{weight}_scale"] = Shown(scales, matrix, _scale_of_each_row)
+
+    def read(self, parts: PartsByName) -> Iterator[tuple[str, HostArray]]:
+        """As of `SafetensorsSource`. Raises CheckpointError also for scales that are not finite."""
+        with self._stored.opened() as read_part:
+
+            def read_shown(part: TensorPart) -> HostArray:
+                shown = self._shown.get(part.tensor)
+                if shown is None:
+                    return read_part(part)
+                whole = shown.make(shown.matrix, lambda name: read_part(TensorPart(name)))
+                return whole if part.rows is None else whole[slice(*part.rows)]
+
+            yield from read_in_order(self.tensors, parts, read_shown)
+
+
+def _widened(matrix: StoredMatrix, read: ReadTensor) -> HostArray:
+    return dequantise(read_matrix(matrix, read))
+
+
+def _values(matrix: StoredMatrix, read: ReadTensor) -> HostArray:
+    """Of 8 bits, as stored."""
+    values = read_matrix(matrix, read).values
+    return values.view(NUMPY_DTYPES[matrix.scheme.dtype])
+
+
+def _scale_of_each_row(matrix: StoredMatrix, read: ReadTensor) -> HostArray:
+    return np.broadcast_to(read_scales(matrix, read).reshape(-1), matrix.shape[:1])
