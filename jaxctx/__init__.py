@@ -19,6 +19,7 @@ from jaxctx.client.templates import Call, Input, Output, Template, semantic
 from jaxctx.client.tls import Tls
 from jaxctx.errors import JaxctxError
 from jaxctx.types import (
+    AdapterInfo,
     Attention,
     Comparison,
     ContextChange,
@@ -57,6 +58,7 @@ from jaxctx.types import (
 )
 
 __all__ = [
+    "AdapterInfo",
     "Attention",
     "Call",
     "ChatOptions",

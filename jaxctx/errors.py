@@ -92,6 +92,10 @@ class FailedPrecondition(JaxctxError):
     NO_STORE: the server has no store, so nothing can be durable.
 
     MODEL_MISMATCH: the snapshot was computed by another model revision, so its KV means nothing to this one.
+
+    ADAPTER_MISMATCH: the snapshot was computed with an adapter that is not loaded. Loading it helps.
+
+    NO_ADAPTERS: the server has no slots for adapters, or no directory to load them from.
     """
 
     code = "FAILED_PRECONDITION"
@@ -118,6 +122,8 @@ class NotFound(JaxctxError):
     VARIABLE_NOT_FOUND: the session has no variable of this id.
 
     CALL_NOT_FOUND: the session has no call of this id.
+
+    ADAPTER_NOT_FOUND: no adapter of this name is loaded, or there is no directory of this name to load one from.
     """
 
     code = "NOT_FOUND"
@@ -170,6 +176,9 @@ class ResourceExhausted(JaxctxError):
     refused at once; one that waits or generates may be ended later, when it no longer can make it and others could.
     What was generated until then stays in the context; a request that did not run yet has changed nothing. It may
     succeed after `retry_after_s` with as much time to its deadline, or now with more. RetryInfo: yes.
+
+    ADAPTER_SLOTS: every slot for adapters is taken by one that has a name or that contexts use. Unloading others
+    helps, once their contexts are closed. RetryInfo: yes.
 
     GRAMMAR_LIMIT: the `output_format` of an output took too much to follow. What was generated until then stays in the
     context. RetryInfo: no.

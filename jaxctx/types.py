@@ -32,6 +32,20 @@ class EngineInfo:
     platform: str  # "cpu", "gpu" or "tpu"
     mesh: Mapping[str, int] = field(default_factory=dict)  # devices along each axis of the mesh, by the axis's name
     default_max_tokens: int  # `max_tokens` of a GenerateRequest that sets none
+    adapter_slots: int = 0  # adapters that may be loaded at once
+    adapter_rank: int = 0  # the largest rank that they may have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterInfo:
+    """A LoRA adapter that an engine holds."""
+
+    name: str  # what it is called
+    revision: str  # digest of its content: equal ones compute equal KV, whatever they are called
+    rank: int  # the largest of its matrices'
+    parameters: int  # numbers in all of its matrices
+    contexts: int  # contexts that use it, those that snapshots hold included
+    unloaded: bool = False  # whether the name is free again: only contexts that had it before use it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,7 @@ class EngineStats:
     requests_admitted: int  # requests that began to run, each counted once, in total
     queue_seconds: float  # time that these waited before, in total
     step_seconds: float  # time that steps took, in total
+    adapters: int = 0  # slots for LoRA adapters that are taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +111,7 @@ class EngineStatus:
     # Behind a router: the number of this engine's registration among all registrations, from 1. 0: the engine is in
     # the answering process.
     epoch: int = 0
+    adapters: Mapping[str, str] = field(default_factory=dict)  # loaded adapters by name: the digests of their content
     attention: Attention | None = None  # what computes its attention; None: an older server, which does not say
 
 
@@ -155,6 +171,8 @@ class ContextInfo:
     # The engine that holds it, as in GraphTask.engine_id: behind a router the engine's address, else "local". It
     # changes when the router moves the context. Empty: unknown.
     engine_id: str = ""
+    adapter: str = ""  # what its adapter was called when it was made. Empty: it has none
+    adapter_revision: str = ""  # digest of the adapter's content: equal ones compute equal KV. Empty: it has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,6 +387,8 @@ class Model:
     reasoning_format: str = ""  # how it writes its thoughts, for example "think"; empty: not at all
     # Marks of these two formats that are special tokens, with their ids.
     special_markers: Mapping[str, int] = field(default_factory=dict)
+    parent_model_id: str = ""  # of an adapter: the model that it changes. Empty: it is a model itself
+    adapter_revision: str = ""  # of an adapter: digest of its content; `model_revision` is its model's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -488,6 +508,8 @@ class Snapshot:
     parent_version: int = 0  # the version that it replaced as the latest. 0: none
     labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes
     attachment_bytes: int = 0  # bytes of its attachment. 0: it has none
+    adapter: str = ""  # what the context's adapter was called. Empty: it had none
+    adapter_revision: str = ""  # digest of that adapter's content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -531,6 +553,7 @@ class CreateContextRequest:
     # characters of A-Z a-z 0-9 . _ -, not beginning with a punctuation mark. None: 128 random bits from the server.
     context_id: str | None = None
     salt: str = ""  # contexts of different salts never share pages. Up to 256 bytes
+    adapter: str = ""  # the LoRA adapter to compute with. Empty: none, unless the model that is asked for is one
     priority: int = 0  # higher runs first. -100 to 100
     manual_commit: bool = False  # full pages commit only by CommitPages
     # Never evicted under memory pressure. More than the caller may pin gives RESOURCE_EXHAUSTED (PIN_BUDGET).

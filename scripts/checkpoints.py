@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,44 @@ def write_random(
         weight_map |= dict.fromkeys(group, file)
     if shards > 1:
         (path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=2) + "\n")
+
+
+ADAPTER_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def write_adapter(
+    directory: str | Path,
+    config: ModelConfig,
+    *,
+    seed: int,
+    rank: int = 4,
+    alpha: float = 8.0,
+    targets: Sequence[str] = ADAPTER_TARGETS,
+    dtype: str = "float32",
+    **settings: Any,
+) -> None:
+    """Write a random LoRA adapter for `config` as PEFT does, whose changes are about as large as the weights.
+
+    `settings` are further keys of `adapter_config.json`. Ranks of `rank_pattern` are those of modules by their last
+    name.
+    """
+    path = Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    raw = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": list(targets), "bias": "none"}
+    (path / "adapter_config.json").write_text(json.dumps(raw | settings, indent=2) + "\n")
+    model, _ = abstract(config, "float32")
+    tensors: dict[str, HostArray] = {}
+    parts = parameter_parts(model, as_published=True)
+    for module, each in expected_tensors(model, parts).items():
+        module = module.removesuffix(".weight")
+        target = module.rpartition(".")[2]
+        if target not in targets:
+            continue
+        out, inside = each.shape
+        own_rank = settings.get("rank_pattern", {}).get(target, rank)
+        for name, shape in ((f"{module}.lora_A", (own_rank, inside)), (f"{module}.lora_B", (out, own_rank))):
+            tensors[f"base_model.model.{name}.weight"] = _value(name, shape, seed, dtype)
+    save_file(tensors, path / "adapter_model.safetensors", {"format": "pt"})
 
 
 def _value(name: str, shape: tuple[int, ...], seed: int, dtype: str) -> HostArray:

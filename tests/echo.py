@@ -26,6 +26,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jaxctx.engine.factory import ServedModel
 from jaxctx.engine.runner.step import PagedAttention
+from jaxctx.model.config import AdapterSlots
 from jaxctx.model.interface import AttentionBackend, KVSpec, Params
 from jaxctx.model.text import ChatTemplate, ModelText, Tokenizer
 from tests.sums import stored_sum
@@ -58,6 +59,7 @@ class EchoModel:
 
     max_positions: int = 1 << 20
     vocab_size: int = VOCAB_SIZE
+    adapter_slots: AdapterSlots | None = None
 
     @property
     def kv(self) -> KVSpec:
@@ -72,6 +74,7 @@ class EchoModel:
         tokens: Int32[Array, " rows"],
         positions: Int32[Array, " rows"],
         kv: AttentionBackend | Sums,
+        adapters: jax.Array | None = None,
     ) -> Float32[Array, "rows 2"]:
         values = token_value(tokens, positions)
         total = stored_sum(kv, values) if isinstance(kv, PagedAttention) else kv.visible_sum(values)

@@ -25,6 +25,7 @@ import numpy as np
 
 from jaxctx.engine.factory import ServedModel
 from jaxctx.engine.runner.step import PagedAttention
+from jaxctx.model.config import AdapterSlots
 from jaxctx.model.interface import KVSpec, Params
 from jaxctx.model.text import ModelText
 from jaxctx_kernels import write_kv
@@ -120,6 +121,7 @@ class ScriptedModel:
 
     past: Past
     max_positions: int = 8192
+    adapter_slots: AdapterSlots | None = None
     kv: KVSpec = field(default=KVSpec(layers=1, kv_heads=1, head_dim=1, dtype="uint32"))
 
     @property
@@ -129,7 +131,14 @@ class ScriptedModel:
     def context_reason(self, tokens: int) -> str:
         return ""
 
-    def hidden(self, params: Params, tokens: jax.Array, positions: jax.Array, kv: PagedAttention) -> jax.Array:
+    def hidden(
+        self,
+        params: Params,
+        tokens: jax.Array,
+        positions: jax.Array,
+        kv: PagedAttention,
+        adapters: jax.Array | None = None,
+    ) -> jax.Array:
         keys = token_value(tokens, positions)
         values = jnp.stack([keys, token_value(keys ^ jnp.uint32(SALT), positions)])
         sums = jax.pure_callback(

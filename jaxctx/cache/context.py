@@ -8,9 +8,9 @@ page yet:
     tokens in the nodes                │ recent: working tokens ··· buffered tokens ···
 
 Anyone may read a context. Only this package changes it, except for `busy`, `pinned`, `pinned_until`, `version`,
-`priority` and `labels`, which belong to the engine. A suspended context has given up its pages: its nodes are only
-token lineage, and all its tokens count as buffered. The data of its working pages may be offloaded to other tiers, to
-be loaded instead of computed (`offloaded_pages`).
+`priority`, `adapter` and `labels`, which belong to the engine. A suspended context has given up its pages: its nodes
+are only token lineage, and all its tokens count as buffered. The data of its working pages may be offloaded to other
+tiers, to be loaded instead of computed (`offloaded_pages`).
 """
 
 from array import array
@@ -44,6 +44,7 @@ class Context:
     priority: int = 0
     pinned: bool = False
     manual_commit: bool = False
+    adapter: str = ""  # what its adapter was called; the identity has its content
     snapshot: str = ""  # the snapshot that it was opened from
     labels: Mapping[str, str] = field(default_factory=dict)
     of_program: bool = False  # made by the server for one of the tenant's programs; lists may leave it out

@@ -46,7 +46,7 @@ class Identity:
 
     namespace: str
     model_revision: str
-    adapter: str = ""  # name and revision
+    adapter: str = ""  # digest of its content; empty: none
     kv_dtype: str = ""
     salt: str = ""
 

@@ -46,6 +46,8 @@ from jaxctx.convert.contexts import (
     update_context_request_to_proto,
 )
 from jaxctx.convert.engines import (
+    adapter_from_proto,
+    adapter_to_proto,
     attention_from_proto,
     attention_to_proto,
     engine_info_from_proto,
@@ -151,6 +153,8 @@ from jaxctx.convert.times import (
 )
 
 __all__ = [
+    "adapter_from_proto",
+    "adapter_to_proto",
     "attention_from_proto",
     "attention_mask_from_proto",
     "attention_mask_to_proto",

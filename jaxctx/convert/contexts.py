@@ -115,6 +115,8 @@ def context_info_from_proto(message: context_pb2.Context) -> ContextInfo:
         forked_at=message.forked_at,
         snapshot=message.snapshot,
         engine_id=message.engine_id,
+        adapter=message.adapter,
+        adapter_revision=message.adapter_revision,
     )
 
 
@@ -143,6 +145,8 @@ def context_info_to_proto(value: ContextInfo) -> context_pb2.Context:
         forked_at=value.forked_at,
         snapshot=value.snapshot,
         engine_id=value.engine_id,
+        adapter=value.adapter,
+        adapter_revision=value.adapter_revision,
     )
 
 
@@ -310,6 +314,7 @@ def create_context_request_from_proto(message: context_service_pb2.CreateContext
     return CreateContextRequest(
         context_id=message.context_id if message.HasField("context_id") else None,
         salt=message.salt,
+        adapter=message.adapter,
         priority=message.priority,
         manual_commit=message.manual_commit,
         pinned=message.pinned,
@@ -324,6 +329,7 @@ def create_context_request_to_proto(value: CreateContextRequest) -> context_serv
     return context_service_pb2.CreateContextRequest(
         context_id=value.context_id,
         salt=value.salt,
+        adapter=value.adapter,
         priority=value.priority,
         manual_commit=value.manual_commit,
         pinned=value.pinned,

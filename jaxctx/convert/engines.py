@@ -1,6 +1,6 @@
 """Engines: what they are, and how loaded."""
 
-from jaxctx.types import Attention, EngineInfo, EngineStats, EngineStatus
+from jaxctx.types import AdapterInfo, Attention, EngineInfo, EngineStats, EngineStatus
 from jaxctx.v1 import admin_service_pb2
 
 
@@ -22,6 +22,8 @@ def engine_info_from_proto(message: admin_service_pb2.EngineInfo) -> EngineInfo:
         platform=message.platform,
         mesh=dict(message.mesh),
         default_max_tokens=message.default_max_tokens,
+        adapter_slots=message.adapter_slots,
+        adapter_rank=message.adapter_rank,
     )
 
 
@@ -43,6 +45,8 @@ def engine_info_to_proto(value: EngineInfo) -> admin_service_pb2.EngineInfo:
         platform=value.platform,
         mesh=value.mesh,
         default_max_tokens=value.default_max_tokens,
+        adapter_slots=value.adapter_slots,
+        adapter_rank=value.adapter_rank,
     )
 
 
@@ -81,6 +85,7 @@ def engine_stats_from_proto(message: admin_service_pb2.EngineStats) -> EngineSta
         requests_admitted=message.requests_admitted,
         queue_seconds=message.queue_seconds,
         step_seconds=message.step_seconds,
+        adapters=message.adapters,
     )
 
 
@@ -119,6 +124,7 @@ def engine_stats_to_proto(value: EngineStats) -> admin_service_pb2.EngineStats:
         requests_admitted=value.requests_admitted,
         queue_seconds=value.queue_seconds,
         step_seconds=value.step_seconds,
+        adapters=value.adapters,
     )
 
 
@@ -149,6 +155,7 @@ def engine_status_from_proto(message: admin_service_pb2.Engine) -> EngineStatus:
         stats=engine_stats_from_proto(message.stats),
         address=message.address,
         epoch=message.epoch,
+        adapters=dict(message.adapters),
         attention=attention_from_proto(message.attention) if message.HasField("attention") else None,
     )
 
@@ -161,4 +168,29 @@ def engine_status_to_proto(value: EngineStatus) -> admin_service_pb2.Engine:
         address=value.address,
         epoch=value.epoch,
         attention=None if value.attention is None else attention_to_proto(value.attention),
+        adapters=value.adapters,
+    )
+
+
+def adapter_from_proto(message: admin_service_pb2.Adapter) -> AdapterInfo:
+    """An adapter that an engine holds."""
+    return AdapterInfo(
+        name=message.name,
+        revision=message.revision,
+        rank=message.rank,
+        parameters=message.parameters,
+        contexts=message.contexts,
+        unloaded=message.unloaded,
+    )
+
+
+def adapter_to_proto(value: AdapterInfo) -> admin_service_pb2.Adapter:
+    """An adapter that an engine holds."""
+    return admin_service_pb2.Adapter(
+        name=value.name,
+        revision=value.revision,
+        rank=value.rank,
+        parameters=value.parameters,
+        contexts=value.contexts,
+        unloaded=value.unloaded,
     )

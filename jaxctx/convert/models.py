@@ -21,6 +21,8 @@ def model_from_proto(message: model_service_pb2.Model) -> Model:
         tool_call_format=message.tool_call_format,
         reasoning_format=message.reasoning_format,
         special_markers=dict(message.special_markers),
+        parent_model_id=message.parent_model_id,
+        adapter_revision=message.adapter_revision,
     )
 
 
@@ -41,6 +43,8 @@ def model_to_proto(value: Model) -> model_service_pb2.Model:
         tool_call_format=value.tool_call_format,
         reasoning_format=value.reasoning_format,
         special_markers=value.special_markers,
+        parent_model_id=value.parent_model_id,
+        adapter_revision=value.adapter_revision,
     )
 
 

@@ -48,6 +48,8 @@ def snapshot_from_proto(message: snapshot_pb2.Snapshot) -> Snapshot:
         parent_version=message.parent_version,
         labels=dict(message.labels),
         attachment_bytes=message.attachment_bytes,
+        adapter=message.adapter,
+        adapter_revision=message.adapter_revision,
     )
 
 
@@ -71,6 +73,8 @@ def snapshot_to_proto(value: Snapshot) -> snapshot_pb2.Snapshot:
         parent_version=value.parent_version,
         labels=value.labels,
         attachment_bytes=value.attachment_bytes,
+        adapter=value.adapter,
+        adapter_revision=value.adapter_revision,
     )
 
 

@@ -1,16 +1,21 @@
 """LocalEngine: the Engine interface in process. Its methods are short calls on the step thread, or follow a request."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 
 from jaxctx import types
 from jaxctx.cache.context_cache import Context
+from jaxctx.engine.adapters.loading import AdapterLoader
+from jaxctx.engine.adapters.sources import LocalAdapters
 from jaxctx.engine.attention import AttentionChoice
 from jaxctx.engine.contexts.watch import Watch
 from jaxctx.engine.core.engine_core import EngineCore
@@ -25,7 +30,7 @@ from jaxctx.engine.interface import Caller, Engine
 from jaxctx.engine.runner.background_compiler import BackgroundCompiler
 from jaxctx.engine.snapshots.service import SnapshotService
 from jaxctx.engine.snapshots.store_calls import complete_or_undo
-from jaxctx.errors import InvalidArgument, ResourceExhausted
+from jaxctx.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from jaxctx.store import SnapshotStore
 from jaxctx.types import (
     CreateContextRequest,
@@ -47,9 +52,18 @@ class LocalEngine(Engine):
     """The Engine interface over a step thread of this process. `start` before use, `stop` at the end."""
 
     def __init__(
-        self, core: EngineCore, info: types.EngineInfo, store: SnapshotStore, *, weights_in_words: str = ""
+        self,
+        core: EngineCore,
+        info: types.EngineInfo,
+        store: SnapshotStore,
+        adapters: LocalAdapters | None = None,
+        *,
+        weights_in_words: str = "",
     ) -> None:
-        """`weights_in_words`: see `ServedModel.widened`."""
+        """`adapters`: the model that adapters are loaded for, and from where; None: there are none.
+
+        `weights_in_words`: see `ServedModel.widened`.
+        """
         self.core = core
         self.info = info
         self.weights_in_words = weights_in_words
@@ -57,6 +71,10 @@ class LocalEngine(Engine):
         self.store = store
         self.snapshot_service = SnapshotService(core, self.loop, store)
         self.grammars = GrammarCompiler(core.text, info.vocab_size)
+        self._adapters = adapters
+        self._adapter_loader = None
+        if adapters is not None:
+            self._adapter_loader = AdapterLoader(adapters.model, adapters.mesh, core.runner, core.adapters, self.loop)
         self._background_compiler = BackgroundCompiler(core.runner)
         self._contexts = core.contexts
         self._lifecycle = core.lifecycle
@@ -81,6 +99,14 @@ class LocalEngine(Engine):
         return self._config.host_tier_in_words
 
     @property
+    def adapters_in_words(self) -> str:
+        """The loaded adapters and the slots; empty where there are no slots."""
+        if not self.info.adapter_slots:
+            return ""
+        names = ", ".join(sorted(self.adapter_revisions)) or "none"
+        return f"{names} ({self.core.adapters.count} of {self.info.adapter_slots} slots, rank {self.info.adapter_rank})"
+
+    @property
     def attention(self) -> AttentionChoice:
         """What computes attention on the engine's device, and why."""
         return self.core.runner.attention
@@ -99,6 +125,8 @@ class LocalEngine(Engine):
     def stop(self) -> None:
         """End running work with Unavailable and join the threads. For an orderly end, `drain` first."""
         self._background_compiler.stop()
+        if self._adapter_loader is not None:
+            self._adapter_loader.stop()
         self.snapshot_service.stop()
         self.grammars.close()
         self.loop.stop()
@@ -180,12 +208,57 @@ class LocalEngine(Engine):
         return await self.loop.call(self._contexts.compare, caller, a, b)
 
     async def plan(
-        self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
+        self,
+        caller: Caller,
+        tokens: Sequence[int],
+        *,
+        context_id: str | None = None,
+        salt: str = "",
+        adapter: str = "",
     ) -> types.PlanResult:
-        return await self.loop.call(self._contexts.plan, caller, self._token_ids(tokens), context_id, salt)
+        return await self.loop.call(self._contexts.plan, caller, self._token_ids(tokens), context_id, salt, adapter)
 
     async def clear_cache(self, caller: Caller) -> int:
         return await self.loop.call(self._cache.clear_cached)
+
+    # Adapters.
+
+    @property
+    def adapter_revisions(self) -> Mapping[str, str]:
+        """See `ProgramEngine`."""
+        return self.core.adapters.revisions
+
+    async def load_adapter(self, caller: Caller, name: str, directory: str) -> types.AdapterInfo:
+        if self._adapters is None:
+            raise FailedPrecondition("this server has no slots for adapters: see --adapter-slots", reason="NO_ADAPTERS")
+        path = await asyncio.to_thread(self._adapters.find, directory)
+        cancelled = threading.Event()
+        loading = asyncio.wrap_future(self._submit_load(name, path, cancelled))
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            cancelled.set()
+            loading.add_done_callback(_forget_result)
+            raise
+
+    def load_adapter_now(self, name: str, path: Path) -> types.AdapterInfo:
+        """Load the PEFT directory at `path`, which whoever runs the server chose; returns when it is loaded.
+
+        Not on an event loop. Raises as `load_adapter`.
+        """
+        return self._submit_load(name, path, threading.Event()).result()
+
+    def _submit_load(self, name: str, path: Path, cancelled: threading.Event) -> "Future[types.AdapterInfo]":
+        assert self._adapter_loader is not None
+        if name == self.info.model_id:
+            raise InvalidArgument.field("name", "must not be the model's")
+        return self._adapter_loader.submit(name, path, cancelled)
+
+    async def unload_adapter(self, caller: Caller, name: str) -> types.AdapterInfo:
+        return await self.loop.call(self.core.adapters.unload, name)
+
+    async def adapters(self, caller: Caller) -> Sequence[types.AdapterInfo]:
+        return await self.loop.call(self.core.adapters.infos)
 
     async def watch(self, caller: Caller, include_program_contexts: bool = False) -> AsyncIterator[types.ContextEvent]:
         arrived = asyncio.Event()
@@ -339,6 +412,12 @@ class LocalEngine(Engine):
 
     async def publications(self, caller: Caller) -> Sequence[types.Publication]:
         return await self.snapshot_service.publications(caller)
+
+
+def _forget_result(loading: "asyncio.Future[types.AdapterInfo]") -> None:
+    """Nobody waits for the result of a cancelled load; its error is no surprise either."""
+    if not loading.cancelled():
+        loading.exception()
 
 
 class _Generation:

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxctx.cache.context_cache import Identity
+from jaxctx.engine.adapters.sources import LocalAdapters
 from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.core.engine_core import EngineCore
@@ -16,6 +17,8 @@ from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.runner.check.whole_step import StepsDiffer, require_equal_steps
 from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.model_runner import CompileProgress, ModelRunner
+from jaxctx.model.config import AdapterSlots
+from jaxctx.model.functional import DecoderModel
 from jaxctx.model.interface import KVSpec, Model, Params
 from jaxctx.model.text import ModelText
 from jaxctx.store import SnapshotStore
@@ -35,6 +38,7 @@ class ServedModel:
     parameters: int
     dtype: str  # that it computes in
     weights_dtype: str  # of the layers' matrices
+    adapter_dir: Path | None = None  # whose directories may be loaded as adapters while it runs
     widened: str = ""  # in words, what the checkpoint has in fewer bits than are in memory, see `LoadedModel`
 
 
@@ -91,7 +95,11 @@ def build_engine(
     """An engine on a compiled runner, still to be started."""
     identity = Identity(namespace="", model_revision=served.revision, kv_dtype=kv_layout_name(served.model.kv, runner))
     core = EngineCore(config, runner, served.text, identity, served.model_id, deps)
-    return LocalEngine(core, engine_info(served, config, mesh), store, weights_in_words=served.widened)
+    adapters = None
+    if isinstance(served.model, DecoderModel) and served.model.adapter_slots is not None:
+        adapters = LocalAdapters(served.model, mesh, served.adapter_dir)
+    info = engine_info(served, config, mesh)
+    return LocalEngine(core, info, store, adapters, weights_in_words=served.widened)
 
 
 def open_store(url: str | None, config: EngineConfig, deps: RuntimeDeps) -> SnapshotStore:
@@ -123,6 +131,7 @@ def use_compilation_cache(directory: Path) -> None:
 
 def engine_info(served: ServedModel, config: EngineConfig, mesh: Mesh | None = None) -> EngineInfo:
     """The properties that the engine reports of itself. They do not change while it runs."""
+    slots = served.model.adapter_slots or AdapterSlots(0, 0)
     return EngineInfo(
         model_id=served.model_id,
         model_revision=served.revision,
@@ -139,4 +148,6 @@ def engine_info(served: ServedModel, config: EngineConfig, mesh: Mesh | None = N
         platform=jax.default_backend(),
         mesh=dict(mesh.shape) if mesh is not None else {},
         default_max_tokens=config.default_max_tokens,
+        adapter_slots=slots.count,
+        adapter_rank=slots.rank,
     )

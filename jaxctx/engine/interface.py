@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jaxctx.types import (
+    AdapterInfo,
     Attention,
     Comparison,
     ContextEvent,
@@ -70,6 +71,10 @@ class ProgramEngine(Protocol):
     attention_status: Attention | None
     """What computes attention, and why; None: not known."""
 
+    @property
+    def adapter_revisions(self) -> Mapping[str, str]:
+        """The names of loaded adapters, and the digests of their content; of a remote engine as of its last `stats`."""
+
     async def fill(
         self, caller: Caller, context_id: str, tokens: Sequence[int] = (), *, defer: bool = False
     ) -> FillResult:
@@ -95,6 +100,20 @@ class ProgramEngine(Protocol):
 
     async def clear_cache(self, caller: Caller) -> int:
         """Drop every cached page that no context holds; returns how many these were. In a router, of all engines."""
+
+    async def load_adapter(self, caller: Caller, name: str, directory: str) -> AdapterInfo:
+        """Load a LoRA adapter from a directory among those that the server has for them, to be called `name`.
+
+        What was called so before loses the name; contexts that use it keep it. Cancelling it loads nothing.
+        Raises CheckpointError, NotFound (ADAPTER_NOT_FOUND), FailedPrecondition (NO_ADAPTERS), ResourceExhausted
+        (ADAPTER_SLOTS).
+        """
+
+    async def unload_adapter(self, caller: Caller, name: str) -> AdapterInfo:
+        """Forget an adapter's name; contexts that use it keep it. Raises NotFound (ADAPTER_NOT_FOUND)."""
+
+    async def adapters(self, caller: Caller) -> Sequence[AdapterInfo]:
+        """The adapters in the order of their names; then those without a name that contexts still use."""
 
 
 class Engine(ProgramEngine, Protocol):
@@ -211,7 +230,13 @@ class Engine(ProgramEngine, Protocol):
         """The caller's publications in the order of their ids."""
 
     async def plan(
-        self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
+        self,
+        caller: Caller,
+        tokens: Sequence[int],
+        *,
+        context_id: str | None = None,
+        salt: str = "",
+        adapter: str = "",
     ) -> PlanResult:
         """What filling `tokens` into a context, or a new one, would cost: tokens found in each tier, pages needed."""
 

@@ -8,7 +8,7 @@ Unavailable (ENGINE_LOST) if the engine does not answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,6 +21,7 @@ from jaxctx.engine.interface import Caller, ProgramEngine
 from jaxctx.errors import Unavailable
 from jaxctx.rpc import CHANNEL_OPTIONS, from_rpc_error
 from jaxctx.types import (
+    AdapterInfo,
     Attention,
     ContextInfo,
     CreateContextRequest,
@@ -105,10 +106,16 @@ class RemoteEngine(ProgramEngine):
         self._headers = (*authorization_metadata(key), (INCARNATION_HEADER, incarnation))
         self._clock = clock
         self._silence_s = silence_s
+        self._adapter_revisions: Mapping[str, str] = {}
         self._calls: set[Any] = set()  # calls under way
         self._is_gone = False
 
     # --- The engine and its model
+
+    @property
+    def adapter_revisions(self) -> Mapping[str, str]:
+        """See `ProgramEngine`."""
+        return self._adapter_revisions
 
     async def stats(self) -> EngineStats:
         """Load and memory now. An engine that does not answer this answers nothing else: all calls end with it."""
@@ -120,12 +127,27 @@ class RemoteEngine(ProgramEngine):
             raise
         engine = convert.engine_status_from_proto(response.engines[0])
         self.info = engine.info
+        self._adapter_revisions = engine.adapters
         self.attention_status = engine.attention
         return engine.stats
 
     async def clear_cache(self, caller: Caller) -> int:
         response = await self.call(self.admin.ClearCache, caller, admin_service_pb2.ClearCacheRequest())
         return response.pages_dropped
+
+    async def load_adapter(self, caller: Caller, name: str, directory: str) -> AdapterInfo:
+        request = admin_service_pb2.LoadAdapterRequest(name=name, directory=directory)
+        response = await self.call(self.admin.LoadAdapter, caller, request)
+        return convert.adapter_from_proto(response.adapter)
+
+    async def unload_adapter(self, caller: Caller, name: str) -> AdapterInfo:
+        request = admin_service_pb2.UnloadAdapterRequest(name=name)
+        response = await self.call(self.admin.UnloadAdapter, caller, request)
+        return convert.adapter_from_proto(response.adapter)
+
+    async def adapters(self, caller: Caller) -> Sequence[AdapterInfo]:
+        response = await self.call(self.admin.ListAdapters, caller, admin_service_pb2.ListAdaptersRequest())
+        return [convert.adapter_from_proto(adapter) for adapter in response.adapters]
 
     async def encode(self, text: str, start: bool) -> Sequence[int]:
         """Token ids of a text; with the special tokens of a sequence's beginning if it stands at the `start`."""

@@ -66,6 +66,19 @@ class LayerAttention:
     rope: RopeConfig | None = RopeConfig()  # None: positions change nothing
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterSlots:
+    """Places for LoRA adapters beside the matrices of a model: so many at once, each of a rank up to this."""
+
+    count: int
+    rank: int
+
+    @property
+    def columns(self) -> int:
+        """The rank of all together. Those of slot n, from 1 on, begin with column (n - 1) * rank."""
+        return self.count * self.rank
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """The feed-forward blocks of sparse layers, of which each row takes those that its router scores highest."""
@@ -112,6 +125,7 @@ class ModelConfig:
     dtype: str = "float32"  # declared by the checkpoint
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    adapters: AdapterSlots | None = None  # what a server wants beside the model, and no checkpoint says
 
     def attention_of(self, layer: int) -> LayerAttention:
         """What is special about the attention of this layer."""

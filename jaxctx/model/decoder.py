@@ -23,10 +23,10 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float32, Int32
 
-from jaxctx.model.config import ModelConfig
+from jaxctx.model.config import AdapterSlots, ModelConfig
 from jaxctx.model.interface import AttentionBackend
 from jaxctx.model.layers.decoder_layer import LAYERS, DecoderLayer, block_norm
-from jaxctx.model.layers.linear import Create, Linear
+from jaxctx.model.layers.linear import AdapterColumns, Create, Linear
 from jaxctx.model.layers.rope import RopeCosSin, cos_sin
 from jaxctx_kernels import KernelName
 
@@ -49,10 +49,21 @@ class Decoder(nnx.Module):
         self.lm_head = None if config.tied else Linear(create, vocab, embed, bias=False, kind="embedding")
 
     def hidden(
-        self, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: AttentionBackend, kv_dtype: str
+        self,
+        tokens: Int32[Array, " rows"],
+        positions: Int32[Array, " rows"],
+        kv: AttentionBackend,
+        kv_dtype: str,
+        adapters: Int32[Array, " rows"] | None = None,
     ) -> Float32[Array, "rows embed"]:
-        """Hidden states after the final norm. Query, key and value reach `kv` as `kv_dtype`."""
+        """Hidden states after the final norm. Query, key and value reach `kv` as `kv_dtype`.
+
+        `adapters` is the slot of each row's adapter; 0, and None, which is for all rows: the row has none.
+        """
         config = self.config
+        columns = None
+        if adapters is not None and config.adapters is not None:
+            columns = adapter_columns(adapters, config.adapters)
         of_layer = [config.attention_of(layer).rope for layer in range(config.layers)]
         ropes = tuple(rope for rope in dict.fromkeys(of_layer) if rope is not None)
         # The barrier keeps XLA from computing sines and cosines anew in every layer, fused into what uses them.
@@ -72,9 +83,9 @@ class Decoder(nnx.Module):
         after = [partial(layer_after_attention, graph, kv.mesh, kv.kernel, state) for graph, state in split_layers]
 
         def run_layer(layer: int | jax.Array, x: jax.Array) -> jax.Array:
-            q, k, v = select_and_call(layer, before, x, rotations)
+            q, k, v = select_and_call(layer, before, x, rotations, columns)
             attended = kv.attend(layer, q.astype(kv_dtype), k.astype(kv_dtype), v.astype(kv_dtype))
-            output: jax.Array = select_and_call(layer, after, x, attended, kv.padding)
+            output: jax.Array = select_and_call(layer, after, x, attended, kv.padding, columns)
             return output
 
         def loop_body(layer: jax.Array, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
@@ -96,6 +107,12 @@ class Decoder(nnx.Module):
         return logits if cap is None else jnp.tanh(logits / cap) * cap
 
 
+def adapter_columns(slots: Int32[Array, " rows"], adapters: AdapterSlots) -> AdapterColumns:
+    """Which columns each row keeps; of slot 0, none."""
+    slot_of_column = 1 + jnp.arange(adapters.columns, dtype=jnp.int32) // adapters.rank
+    return slots[:, None] == slot_of_column
+
+
 def select_and_call(index: int | jax.Array, functions: Sequence[Callable[..., Any]], *operands: Any) -> Any:
     """Call the function at `index`: now if that is a number, else on the device, which knows it at run time."""
     return functions[index](*operands) if isinstance(index, int) else lax.switch(index, functions, *operands)
@@ -104,11 +121,16 @@ def select_and_call(index: int | jax.Array, functions: Sequence[Callable[..., An
 # A layer travels as graph and state of `nnx.split`: layers of equal graphs share one trace, which XLA inlines.
 @partial(jax.jit, static_argnums=(0, 1))
 def layer_before_attention(
-    graph: Any, rope: int | None, state: Any, x: jax.Array, rotations: tuple[RopeCosSin, ...]
+    graph: Any,
+    rope: int | None,
+    state: Any,
+    x: jax.Array,
+    rotations: tuple[RopeCosSin, ...],
+    columns: AdapterColumns | None,
 ) -> tuple[jax.Array, ...]:
     """See `DecoderLayer.before_attention`; the layer's rotation is that of index `rope`; None: it has none."""
     layer: DecoderLayer = nnx.merge(graph, state)
-    return layer.before_attention(x, None if rope is None else rotations[rope])
+    return layer.before_attention(x, None if rope is None else rotations[rope], columns)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -120,7 +142,8 @@ def layer_after_attention(
     x: jax.Array,
     attended: jax.Array,
     padding: jax.Array | None,
+    columns: AdapterColumns | None,
 ) -> jax.Array:
     """See `DecoderLayer.after_attention`."""
     layer: DecoderLayer = nnx.merge(graph, state)
-    return layer.after_attention(x, attended, mesh, padding, kernel)
+    return layer.after_attention(x, attended, mesh, padding, kernel, columns)

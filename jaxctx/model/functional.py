@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxctx.model.config import ModelConfig
+from jaxctx.model.config import AdapterSlots, ModelConfig
 from jaxctx.model.decoder import Decoder
 from jaxctx.model.interface import AttentionBackend, KVSpec
 from jaxctx.model.layers.linear import Axes, Linear
@@ -23,6 +23,9 @@ EIGHT_BITS = {"int8": jnp.dtype("int8"), "float8_e4m3fn": jnp.dtype("uint8")}
 
 SCALE = "weight_scale"
 """Last part of the name of such a scale, behind what the name of its `weight` begins with."""
+
+LORA = (".lora_a", ".lora_b")
+"""Last parts of the names of what holds adapters, see `Linear`."""
 
 FlatParams = tuple[Any, ...]  # arrays, or ShapeDtypeStructs of an abstract model, in the order of `DecoderModel.specs`
 
@@ -43,6 +46,11 @@ class ParamSpec:
     def is_scale(self) -> bool:
         """Whether it is the scales of a weight of 8 bits."""
         return self.name.endswith(f".{SCALE}")
+
+    @property
+    def is_of_adapters(self) -> bool:
+        """Whether adapters are put here: it is no parameter of the model itself, and no checkpoint has it."""
+        return self.name.endswith(LORA)
 
     @property
     def scale_name(self) -> str:
@@ -83,9 +91,20 @@ class DecoderModel:
     def context_reason(self, tokens: int) -> str:
         return self.config.context_reason(tokens)
 
-    def hidden(self, params: FlatParams, tokens: jax.Array, positions: jax.Array, kv: AttentionBackend) -> jax.Array:
+    @property
+    def adapter_slots(self) -> AdapterSlots | None:
+        return self.config.adapters
+
+    def hidden(
+        self,
+        params: FlatParams,
+        tokens: jax.Array,
+        positions: jax.Array,
+        kv: AttentionBackend,
+        adapters: jax.Array | None = None,
+    ) -> jax.Array:
         reaches = self.kv.dtype if jnp.dtype(self.kv.dtype).itemsize > 1 else "float32"
-        return self._merge(params).hidden(tokens, positions, kv, reaches)
+        return self._merge(params).hidden(tokens, positions, kv, reaches, adapters)
 
     def logits(self, params: FlatParams, hidden: jax.Array) -> jax.Array:
         return self._merge(params).logits(hidden)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import Mesh
 
+from jaxctx.model.config import AdapterSlots
 from jaxctx_kernels import KernelName
 
 Params = Any  # a pytree of arrays
@@ -112,8 +113,22 @@ class Model(Protocol):
     @property
     def kv(self) -> KVSpec: ...
 
-    def hidden(self, params: Params, tokens: jax.Array, positions: jax.Array, kv: AttentionBackend) -> jax.Array:
-        """tokens, positions int32 `[rows]` → hidden states `[rows, width]` after the final norm."""
+    @property
+    def adapter_slots(self) -> AdapterSlots | None:
+        """Places for adapters among the parameters; None: the model takes none."""
+
+    def hidden(
+        self,
+        params: Params,
+        tokens: jax.Array,
+        positions: jax.Array,
+        kv: AttentionBackend,
+        adapters: jax.Array | None = None,
+    ) -> jax.Array:
+        """tokens, positions int32 `[rows]` → hidden states `[rows, width]` after the final norm.
+
+        `adapters` int32 `[rows]`: the slot of each row's adapter, 0 for none. It is there where the model has slots.
+        """
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """hidden `[rows, width]` → float32 `[rows, vocab_size]`."""

@@ -7,13 +7,13 @@ products are float32. Weights of 8 bits are widened inside the product: no wide 
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Float32, Int8, Shaped
+from jaxtyping import Array, Bool, Float, Float32, Int8, Shaped
 
 from jaxctx.model.sharding import EVERY_DEVICE
 from jaxctx_kernels.kv_cache import CPU_HAS_LONG_VECTORS, LARGEST_INT8
@@ -45,6 +45,18 @@ class QuantizedWeight:
 Weight: TypeAlias = "jax.Array | QuantizedWeight"  # `[out, in]`, or of several experts `[experts, out, in]`
 
 
+class LowRank(NamedTuple):
+    """Adapters beside a weight: `x @ a.T @ b.T` over the columns that a row keeps."""
+
+    a: Float[Array, "columns in"]
+    b: Float[Array, "out columns"]
+    columns: Bool[Array, "rows columns"]
+
+    def project(self, x: Float[Array, "rows in"]) -> Float32[Array, "rows out"]:
+        """What adapters add to the product; exact zeros for a row without columns."""
+        return project(jnp.where(self.columns, project(x, self.a), 0.0), self.b)
+
+
 def project(
     x: Float[Array, "rows in"], weight: "Float[Array, 'out in'] | QuantizedWeight"
 ) -> Float32[Array, "rows out"]:
@@ -70,15 +82,21 @@ def project(
 
 
 def project_and_sum(
-    x: Float[Array, "rows in"], weight: "Float[Array, 'out in'] | QuantizedWeight", mesh: Mesh | None
+    x: Float[Array, "rows in"],
+    weight: "Float[Array, 'out in'] | QuantizedWeight",
+    mesh: Mesh | None,
+    adapters: LowRank | None = None,
 ) -> Float32[Array, "rows out"]:
     """`project` where `in` is split over `mesh`: each device's product, and then their sum, which every device gets.
 
     What devices send each other has the type in which products are computed: bfloat16 are half the bytes of the
     products. Each product is rounded to it once, and so may be each sum of two; one device alone rounds nothing.
+
+    `adapters` add to it. Each device adds what they make of its part of x, so that nothing more is sent.
     """
     if mesh is None or mesh.size == 1:
-        return project(x, weight)
+        product = project(x, weight)
+        return product if adapters is None else product + adapters.project(x)
 
     split, whole = PartitionSpec(None, EVERY_DEVICE), PartitionSpec()
     place: Any = split  # of the weight
@@ -87,13 +105,21 @@ def project_and_sum(
         place = replace(weight, **places)
     sent = type_between_devices(weight)
 
-    def part(x: jax.Array, weight: "jax.Array | QuantizedWeight") -> jax.Array:
-        product = project(x, weight).astype(sent)
-        summed: jax.Array = lax.psum(product, EVERY_DEVICE)
+    def part(
+        x: jax.Array, weight: "jax.Array | QuantizedWeight", adapters: "tuple[jax.Array, ...] | None"
+    ) -> jax.Array:
+        product = project(x, weight)
+        if adapters is not None:
+            product += LowRank(*adapters).project(x)
+        summed: jax.Array = lax.psum(product.astype(sent), EVERY_DEVICE)
         return summed.astype(jnp.float32)
 
-    product: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=(split, place), out_specs=whole)(x, weight)
-    return product
+    places_of_adapters = None if adapters is None else (split, whole, whole)
+    in_specs = (split, place, places_of_adapters)
+    summed: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=in_specs, out_specs=whole)(
+        x, weight, None if adapters is None else tuple(adapters)
+    )
+    return summed
 
 
 def type_between_devices(weight: Weight) -> "jnp.dtype[Any]":

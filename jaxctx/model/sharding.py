@@ -36,7 +36,8 @@ KV, GROUP = "kv", "group"
 EVERY_DEVICE = (KV, GROUP)
 KV_POOL_AXES = ("kv_heads", "pages", "page", "head_dim")  # of one layer's keys, or values
 SPLIT: dict[str, str | tuple[str, ...]] = {"kv_heads": KV, **dict.fromkeys(("vocab", "heads", "ffn"), EVERY_DEVICE)}
-RULES = SPLIT | dict.fromkeys(("embed", "head_dim", "pages", "page", "experts"))  # None: every device holds all of it
+WHOLE = ("embed", "head_dim", "pages", "page", "experts", "adapters")  # every device holds all of these
+RULES = SPLIT | dict.fromkeys(WHOLE)
 
 
 def logical_sharding(mesh: Mesh, axes: Sequence[str]) -> NamedSharding:

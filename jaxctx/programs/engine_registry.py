@@ -48,9 +48,9 @@ class EngineHandle:
         self.encode = encode
         self.latency_bound = min(latency_bound, engine.info.max_batch)
         self.running: set[TaskLoad] = set()  # tasks that the dispatcher has placed here
-        # Contexts of constant prefixes, by tenant and text; "" for a prefix that is shorter than a page. They end by
-        # their own time to live.
-        self.prefixes: dict[tuple[str, str], str] = {}
+        # Contexts of constant prefixes, by tenant, adapter's content and text; "" for a prefix that is shorter than a
+        # page. They end by their own time to live.
+        self.prefixes: dict[tuple[str, str, str], str] = {}
         self.stats: EngineStats | None = None  # as of the last heartbeat
         self.draining = False  # running tasks may finish, and no new ones begin
         self.forwarded = 0  # calls of clients that a router has forwarded to this engine and that have not ended
@@ -66,6 +66,10 @@ class EngineHandle:
         own_tokens = sum(self._tokens_of(task) for task in self.running)
         self._other_requests = max(0, stats.running + stats.waiting - len(self.running))
         self._other_tokens = max(0, promised_tokens - own_tokens)
+
+    def serves(self, model_id: str) -> bool:
+        """Whether the engine computes the model of this name, or has an adapter of this name."""
+        return model_id == self.engine.info.model_id or model_id in self.engine.adapter_revisions
 
     @property
     def load(self) -> float:
@@ -176,17 +180,20 @@ class EngineRegistry:
             self._on_lost(handle)
 
     def serving(self, model_id: str) -> list[EngineHandle]:
-        """Return the engines that compute a model, in the order in which they came."""
-        return [handle for handle in self.handles.values() if handle.engine.info.model_id == model_id]
+        """Return the engines that compute a model, or have an adapter of this name, in the order in which they came."""
+        return [handle for handle in self.handles.values() if handle.serves(model_id)]
 
     def find_model(self, model_id: str) -> tuple[str, int]:
-        """Return a model's name ("": the first one's) and its longest context in tokens.
+        """Return the name of a model or an adapter ("": the first model's) and its longest context in tokens.
 
-        Raises NotFound for a model that no engine has served, Unavailable before any engine came.
+        Raises NotFound for a model that no engine has served, nor has an adapter of that name, Unavailable before any
+        engine came.
         """
         for name, max_context_tokens in self.max_context_tokens.items():
             if model_id in ("", name):
                 return name, max_context_tokens
+        for handle in self.serving(model_id):
+            return model_id, handle.engine.info.max_context_tokens
         if not self.max_context_tokens:
             raise self.no_engine_error()
         raise NotFound("no engine serves such a model", reason="MODEL_NOT_FOUND")

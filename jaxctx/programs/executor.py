@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import cast
 
 from jaxctx.engine.interface import PROGRAM_LABELS, Caller
-from jaxctx.errors import JaxctxError, NotFound
+from jaxctx.errors import FailedPrecondition, JaxctxError, NotFound
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.programs.tasks import Call, CallContext, Task
 from jaxctx.types import (
@@ -136,6 +136,7 @@ class Executor:
         longer_than_the_task_s = min(call.timeout_s + PREFIX_TIMEOUT_S, MAX_TTL_S)
         request = CreateContextRequest(
             context_id=secrets.token_hex(16),
+            adapter="" if call.model_id == engine.engine.info.model_id else call.model_id,
             priority=URGENT_PRIORITY if task.criterion in URGENT_CRITERIA else 0,
             ttl=Ttl(longer_than_the_task_s, sliding=True),
             labels=PROGRAM_LABELS,
@@ -145,7 +146,13 @@ class Executor:
         except BaseException:  # the engine may have made it all the same
             self._close_later(CallContext(engine, request.context_id or ""), Caller(call.tenant), prefix="")
             raise
-        return CallContext(engine, created.context_id)
+        context = CallContext(engine, created.context_id, created.adapter_revision)
+        if call.adapter_revision not in (None, created.adapter_revision):
+            self._close_later(context, Caller(call.tenant), prefix="")
+            message = f"the call began with other weights than the adapter {call.model_id!r} has now"
+            raise FailedPrecondition(message, reason="ADAPTER_MISMATCH")
+        call.adapter_revision = created.adapter_revision
+        return context
 
     def task_ended(self, task: Task) -> None:
         """Give up the call's context unless another task of the call was asked for, and in the end its tokens."""
@@ -183,8 +190,9 @@ class Executor:
                     kept = await self._keep_for_prefix(context, caller, prefix)
         if kept:
             return
-        if engine.prefixes.get((caller.tenant, prefix)) == context.context_id:
-            del engine.prefixes[caller.tenant, prefix]
+        key = (caller.tenant, context.adapter_revision, prefix)
+        if engine.prefixes.get(key) == context.context_id:
+            del engine.prefixes[key]
         with suppress(JaxctxError, TimeoutError):  # if the engine is lost, the context is gone with it
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await engine.engine.close(caller, context.context_id)
@@ -194,7 +202,7 @@ class Executor:
 
         Returns whether it is `context`, which begins with the prefix and is rewound to its whole pages.
         """
-        engine, key = context.engine, (caller.tenant, prefix)
+        engine, key = context.engine, (caller.tenant, context.adapter_revision, prefix)
         keep_alive = UpdateContextRequest(ttl=self._prefix_ttl, priority=0)
         holder = engine.prefixes.pop(key, context.context_id)
         engine.prefixes[key] = holder  # the latest used come last

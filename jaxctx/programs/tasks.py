@@ -44,6 +44,7 @@ class CallContext:
 
     engine: EngineHandle
     context_id: str
+    adapter_revision: str = ""  # digest of its adapter's content; empty: it has none
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,7 +56,7 @@ class Call:
 
     results: TaskResults
     tenant: str
-    model_id: str
+    model_id: str  # of a model, or the name of an adapter
     prefix: str  # text that all calls of its template begin with
     timeout_s: float  # for each task, from being asked for
     id: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -63,6 +64,7 @@ class Call:
     tokens: list[int] = field(default_factory=list)  # of the whole sequence so far
     tokens_in_context: int = 0  # how many of these the context on the engine holds
     context: CallContext | None = None
+    adapter_revision: str | None = None  # of its first context; another one would go on with other weights
 
     def add_tasks(self, specs: Sequence[TaskSpec]) -> None:
         """Add a task for each, every one continuing the one before."""

@@ -37,6 +37,8 @@ class ContextRecord:
     identity: bytes  # everything that determines KV beside tokens and overrides, the tenant's namespace included
     model_revision: str  # weights and configuration that computed it
     salt: str  # the context's salt
+    adapter: str = ""  # what its adapter was called
+    adapter_revision: str = ""  # digest of the adapter's content, which `identity` has too; empty: it had none
     kv_dtype: str  # of keys and values
     page_size: int  # tokens per page
     page_bytes: int  # bytes of every page, of a partly filled one too
@@ -104,6 +106,8 @@ class SnapshotVersion:
     size_bytes: int  # of these pages
     model_revision: str  # weights and configuration that computed it
     salt: str  # the context's salt
+    adapter: str = ""  # what the context's adapter was called
+    adapter_revision: str = ""  # digest of the adapter's content; empty: it had none
     manual_commit: bool  # whether the context commits pages only by `commit`
     context_id: str  # the context that was saved
     attachment_bytes: int = 0  # of its attachment; 0: it has none
@@ -162,6 +166,8 @@ def encode_version(version: SnapshotVersion) -> StoredVersion:
         size_bytes=version.size_bytes,
         model_revision=version.model_revision,
         salt=version.salt,
+        adapter=version.adapter,
+        adapter_revision=version.adapter_revision,
         manual_commit=version.manual_commit,
         context_id=version.context_id,
         attachment_bytes=version.attachment_bytes,
@@ -196,6 +202,8 @@ def decode_version(stored: StoredVersion, tenant: str, name: str) -> SnapshotVer
         size_bytes=stored.size_bytes,
         model_revision=stored.model_revision,
         salt=stored.salt,
+        adapter=stored.adapter,
+        adapter_revision=stored.adapter_revision,
         manual_commit=stored.manual_commit,
         context_id=stored.context_id,
         attachment_bytes=stored.attachment_bytes,
@@ -231,6 +239,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         identity=context.identity,
         model_revision=context.model_revision,
         salt=context.salt,
+        adapter=context.adapter,
+        adapter_revision=context.adapter_revision,
         kv_dtype=context.kv_dtype,
         page_size=context.page_size,
         page_bytes=context.page_bytes,
@@ -262,6 +272,8 @@ def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
         identity=record.identity,
         model_revision=record.model_revision,
         salt=record.salt,
+        adapter=record.adapter,
+        adapter_revision=record.adapter_revision,
         kv_dtype=record.kv_dtype,
         page_size=record.page_size,
         page_bytes=record.page_bytes,

@@ -49,6 +49,8 @@ class EngineInfo(google.protobuf.message.Message):
     MESH_FIELD_NUMBER: builtins.int
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: builtins.int
     WEIGHTS_DTYPE_FIELD_NUMBER: builtins.int
+    ADAPTER_SLOTS_FIELD_NUMBER: builtins.int
+    ADAPTER_RANK_FIELD_NUMBER: builtins.int
     model_id: builtins.str
     """The model's name on this server."""
     model_revision: builtins.str
@@ -77,6 +79,10 @@ class EngineInfo(google.protobuf.message.Message):
     """Tokens for an unset `max_tokens`."""
     weights_dtype: builtins.str
     """Numerical type of the layers' matrices: `dtype`, "int8" or "float8_e4m3fn"."""
+    adapter_slots: builtins.int
+    """LoRA adapters that may be loaded at once."""
+    adapter_rank: builtins.int
+    """The largest rank that they may have."""
     @property
     def mesh(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Devices along each axis of the mesh, by the axis' name."""
@@ -99,8 +105,10 @@ class EngineInfo(google.protobuf.message.Message):
         mesh: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         default_max_tokens: builtins.int = ...,
         weights_dtype: builtins.str = ...,
+        adapter_slots: builtins.int = ...,
+        adapter_rank: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_batch", b"max_batch", "max_context_tokens", b"max_context_tokens", "mesh", b"mesh", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "pages_total", b"pages_total", "parameters", b"parameters", "platform", b"platform", "vocab_size", b"vocab_size", "weights_dtype", b"weights_dtype"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_rank", b"adapter_rank", "adapter_slots", b"adapter_slots", "architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_batch", b"max_batch", "max_context_tokens", b"max_context_tokens", "mesh", b"mesh", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "pages_total", b"pages_total", "parameters", b"parameters", "platform", b"platform", "vocab_size", b"vocab_size", "weights_dtype", b"weights_dtype"]) -> None: ...
 
 global___EngineInfo = EngineInfo
 
@@ -144,6 +152,7 @@ class EngineStats(google.protobuf.message.Message):
     QUEUE_SECONDS_FIELD_NUMBER: builtins.int
     STEP_SECONDS_FIELD_NUMBER: builtins.int
     FUNCTIONS_COMPILING_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
     pages_total: builtins.int
     """Pages in the pool."""
     pages_free: builtins.int
@@ -210,6 +219,8 @@ class EngineStats(google.protobuf.message.Message):
     """Seconds that steps took, in all."""
     functions_compiling: builtins.int
     """Steps that are still to be compiled after a start; until then smaller batches are padded to larger steps."""
+    adapters: builtins.int
+    """Slots for adapters that are taken."""
     def __init__(
         self,
         *,
@@ -245,10 +256,49 @@ class EngineStats(google.protobuf.message.Message):
         queue_seconds: builtins.float = ...,
         step_seconds: builtins.float = ...,
         functions_compiling: builtins.int = ...,
+        adapters: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "functions_compiling", b"functions_compiling", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "publications", b"publications", "queue_seconds", b"queue_seconds", "requests_admitted", b"requests_admitted", "running", b"running", "snapshots", b"snapshots", "step_seconds", b"step_seconds", "steps", b"steps", "suspensions", b"suspensions", "tokens_accepted", b"tokens_accepted", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_drafted", b"tokens_drafted", "tokens_generated", b"tokens_generated", "tokens_queried", b"tokens_queried", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "functions_compiling", b"functions_compiling", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "publications", b"publications", "queue_seconds", b"queue_seconds", "requests_admitted", b"requests_admitted", "running", b"running", "snapshots", b"snapshots", "step_seconds", b"step_seconds", "steps", b"steps", "suspensions", b"suspensions", "tokens_accepted", b"tokens_accepted", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_drafted", b"tokens_drafted", "tokens_generated", b"tokens_generated", "tokens_queried", b"tokens_queried", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
 
 global___EngineStats = EngineStats
+
+@typing.final
+class Adapter(google.protobuf.message.Message):
+    """A LoRA adapter that an engine holds."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    PARAMETERS_FIELD_NUMBER: builtins.int
+    CONTEXTS_FIELD_NUMBER: builtins.int
+    UNLOADED_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """What it is called: `model` of a request over HTTP, `adapter` of a new context."""
+    revision: builtins.str
+    """Digest of its content: equal ones compute equal KV, whatever they are called."""
+    rank: builtins.int
+    """The largest rank of its matrices."""
+    parameters: builtins.int
+    """Numbers in all of its matrices."""
+    contexts: builtins.int
+    """Contexts that use it, those that snapshots hold included; in a router, on all engines."""
+    unloaded: builtins.bool
+    """Whether it was unloaded, or another one is called so now: only contexts that had it before use it."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        revision: builtins.str = ...,
+        rank: builtins.int = ...,
+        parameters: builtins.int = ...,
+        contexts: builtins.int = ...,
+        unloaded: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["contexts", b"contexts", "name", b"name", "parameters", b"parameters", "rank", b"rank", "revision", b"revision", "unloaded", b"unloaded"]) -> None: ...
+
+global___Adapter = Adapter
 
 @typing.final
 class Attention(google.protobuf.message.Message):
@@ -288,11 +338,28 @@ class Engine(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class AdaptersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     INFO_FIELD_NUMBER: builtins.int
     STATS_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     ATTENTION_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
     address: builtins.str
     """Of a router's engine: where it listens. Empty: it is in the process that answers."""
     epoch: builtins.int
@@ -311,6 +378,10 @@ class Engine(google.protobuf.message.Message):
     def attention(self) -> global___Attention:
         """What computes its attention, and why."""
 
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """The names of the adapters that are loaded, and the digest of the content of each."""
+
     def __init__(
         self,
         *,
@@ -319,9 +390,10 @@ class Engine(google.protobuf.message.Message):
         address: builtins.str = ...,
         epoch: builtins.int = ...,
         attention: global___Attention | None = ...,
+        adapters: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["attention", b"attention", "info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "attention", b"attention", "epoch", b"epoch", "info", b"info", "stats", b"stats"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "address", b"address", "attention", b"attention", "epoch", b"epoch", "info", b"info", "stats", b"stats"]) -> None: ...
 
 global___Engine = Engine
 
@@ -410,3 +482,125 @@ class ClearCacheResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["pages_dropped", b"pages_dropped"]) -> None: ...
 
 global___ClearCacheResponse = ClearCacheResponse
+
+@typing.final
+class LoadAdapterRequest(google.protobuf.message.Message):
+    """Asks to load an adapter."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DIRECTORY_FIELD_NUMBER: builtins.int
+    MODEL_ID_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """What to call it; up to 100 bytes; not the model's name."""
+    directory: builtins.str
+    """The name of the directory in --adapter-dir, as PEFT writes it; up to 256 bytes. Empty: as `name`."""
+    model_id: builtins.str
+    """Of a router: the model that it is for. Empty: the default one."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        directory: builtins.str = ...,
+        model_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["directory", b"directory", "model_id", b"model_id", "name", b"name"]) -> None: ...
+
+global___LoadAdapterRequest = LoadAdapterRequest
+
+@typing.final
+class LoadAdapterResponse(google.protobuf.message.Message):
+    """The adapter is loaded."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    @property
+    def adapter(self) -> global___Adapter:
+        """It."""
+
+    def __init__(
+        self,
+        *,
+        adapter: global___Adapter | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter"]) -> None: ...
+
+global___LoadAdapterResponse = LoadAdapterResponse
+
+@typing.final
+class UnloadAdapterRequest(google.protobuf.message.Message):
+    """Asks to forget an adapter's name."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The name."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___UnloadAdapterRequest = UnloadAdapterRequest
+
+@typing.final
+class UnloadAdapterResponse(google.protobuf.message.Message):
+    """No new context can have the adapter."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    @property
+    def adapter(self) -> global___Adapter:
+        """As it was."""
+
+    def __init__(
+        self,
+        *,
+        adapter: global___Adapter | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter"]) -> None: ...
+
+global___UnloadAdapterResponse = UnloadAdapterResponse
+
+@typing.final
+class ListAdaptersRequest(google.protobuf.message.Message):
+    """Asks for the adapters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListAdaptersRequest = ListAdaptersRequest
+
+@typing.final
+class ListAdaptersResponse(google.protobuf.message.Message):
+    """The adapters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    slots: builtins.int
+    """How many may be loaded at once; in a router, on the engine that has the fewest slots."""
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Adapter]:
+        """In the order of their names; then those without a name that contexts still use."""
+
+    def __init__(
+        self,
+        *,
+        adapters: collections.abc.Iterable[global___Adapter] | None = ...,
+        slots: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "slots", b"slots"]) -> None: ...
+
+global___ListAdaptersResponse = ListAdaptersResponse

@@ -50,6 +50,21 @@ class AdminServiceStub:
                 request_serializer=jaxctx_dot_v1_dot_admin__service__pb2.ClearCacheRequest.SerializeToString,
                 response_deserializer=jaxctx_dot_v1_dot_admin__service__pb2.ClearCacheResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/jaxctx.v1.AdminService/LoadAdapter',
+                request_serializer=jaxctx_dot_v1_dot_admin__service__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=jaxctx_dot_v1_dot_admin__service__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/jaxctx.v1.AdminService/UnloadAdapter',
+                request_serializer=jaxctx_dot_v1_dot_admin__service__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=jaxctx_dot_v1_dot_admin__service__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/jaxctx.v1.AdminService/ListAdapters',
+                request_serializer=jaxctx_dot_v1_dot_admin__service__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=jaxctx_dot_v1_dot_admin__service__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -82,6 +97,32 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Load a LoRA adapter, or load it again, from one of the directories in the server's --adapter-dir; in a router, on all
+        engines of the model: on an error some of these may have it, and the same call again is safe. Contexts that use an adapter that was
+        called so before keep it.
+
+        A directory that is damaged or of another model gives INVALID_ARGUMENT, with the file and the key in the message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Forget an adapter's name; in a router, on all engines. Contexts that use the adapter keep it, and its slot is free when
+        they are gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The adapters that are loaded; in a router, those of all engines.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -99,6 +140,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ClearCache,
                     request_deserializer=jaxctx_dot_v1_dot_admin__service__pb2.ClearCacheRequest.FromString,
                     response_serializer=jaxctx_dot_v1_dot_admin__service__pb2.ClearCacheResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=jaxctx_dot_v1_dot_admin__service__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=jaxctx_dot_v1_dot_admin__service__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=jaxctx_dot_v1_dot_admin__service__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=jaxctx_dot_v1_dot_admin__service__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=jaxctx_dot_v1_dot_admin__service__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=jaxctx_dot_v1_dot_admin__service__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -183,6 +239,87 @@ class AdminService:
             '/jaxctx.v1.AdminService/ClearCache',
             jaxctx_dot_v1_dot_admin__service__pb2.ClearCacheRequest.SerializeToString,
             jaxctx_dot_v1_dot_admin__service__pb2.ClearCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/jaxctx.v1.AdminService/LoadAdapter',
+            jaxctx_dot_v1_dot_admin__service__pb2.LoadAdapterRequest.SerializeToString,
+            jaxctx_dot_v1_dot_admin__service__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/jaxctx.v1.AdminService/UnloadAdapter',
+            jaxctx_dot_v1_dot_admin__service__pb2.UnloadAdapterRequest.SerializeToString,
+            jaxctx_dot_v1_dot_admin__service__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/jaxctx.v1.AdminService/ListAdapters',
+            jaxctx_dot_v1_dot_admin__service__pb2.ListAdaptersRequest.SerializeToString,
+            jaxctx_dot_v1_dot_admin__service__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,31 @@ class AdminServiceStub:
     ]
     """Drop every cached page that no context holds, and return how many; in a router, of all engines."""
 
+    LoadAdapter: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.admin_service_pb2.LoadAdapterRequest,
+        jaxctx.v1.admin_service_pb2.LoadAdapterResponse,
+    ]
+    """Load a LoRA adapter, or load it again, from one of the directories in the server's --adapter-dir; in a router, on all
+    engines of the model: on an error some of these may have it, and the same call again is safe. Contexts that use an adapter that was
+    called so before keep it.
+
+    A directory that is damaged or of another model gives INVALID_ARGUMENT, with the file and the key in the message.
+    """
+
+    UnloadAdapter: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.admin_service_pb2.UnloadAdapterRequest,
+        jaxctx.v1.admin_service_pb2.UnloadAdapterResponse,
+    ]
+    """Forget an adapter's name; in a router, on all engines. Contexts that use the adapter keep it, and its slot is free when
+    they are gone.
+    """
+
+    ListAdapters: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.admin_service_pb2.ListAdaptersRequest,
+        jaxctx.v1.admin_service_pb2.ListAdaptersResponse,
+    ]
+    """The adapters that are loaded; in a router, those of all engines."""
+
 class AdminServiceAsyncStub:
     """Load, memory, drain and cache of the server."""
 
@@ -73,6 +98,31 @@ class AdminServiceAsyncStub:
         jaxctx.v1.admin_service_pb2.ClearCacheResponse,
     ]
     """Drop every cached page that no context holds, and return how many; in a router, of all engines."""
+
+    LoadAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.admin_service_pb2.LoadAdapterRequest,
+        jaxctx.v1.admin_service_pb2.LoadAdapterResponse,
+    ]
+    """Load a LoRA adapter, or load it again, from one of the directories in the server's --adapter-dir; in a router, on all
+    engines of the model: on an error some of these may have it, and the same call again is safe. Contexts that use an adapter that was
+    called so before keep it.
+
+    A directory that is damaged or of another model gives INVALID_ARGUMENT, with the file and the key in the message.
+    """
+
+    UnloadAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.admin_service_pb2.UnloadAdapterRequest,
+        jaxctx.v1.admin_service_pb2.UnloadAdapterResponse,
+    ]
+    """Forget an adapter's name; in a router, on all engines. Contexts that use the adapter keep it, and its slot is free when
+    they are gone.
+    """
+
+    ListAdapters: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.admin_service_pb2.ListAdaptersRequest,
+        jaxctx.v1.admin_service_pb2.ListAdaptersResponse,
+    ]
+    """The adapters that are loaded; in a router, those of all engines."""
 
 class AdminServiceServicer(metaclass=abc.ABCMeta):
     """Load, memory, drain and cache of the server."""
@@ -107,5 +157,36 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.admin_service_pb2.ClearCacheResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.ClearCacheResponse]]:
         """Drop every cached page that no context holds, and return how many; in a router, of all engines."""
+
+    @abc.abstractmethod
+    def LoadAdapter(
+        self,
+        request: jaxctx.v1.admin_service_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[jaxctx.v1.admin_service_pb2.LoadAdapterResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.LoadAdapterResponse]]:
+        """Load a LoRA adapter, or load it again, from one of the directories in the server's --adapter-dir; in a router, on all
+        engines of the model: on an error some of these may have it, and the same call again is safe. Contexts that use an adapter that was
+        called so before keep it.
+
+        A directory that is damaged or of another model gives INVALID_ARGUMENT, with the file and the key in the message.
+        """
+
+    @abc.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: jaxctx.v1.admin_service_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[jaxctx.v1.admin_service_pb2.UnloadAdapterResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.UnloadAdapterResponse]]:
+        """Forget an adapter's name; in a router, on all engines. Contexts that use the adapter keep it, and its slot is free when
+        they are gone.
+        """
+
+    @abc.abstractmethod
+    def ListAdapters(
+        self,
+        request: jaxctx.v1.admin_service_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[jaxctx.v1.admin_service_pb2.ListAdaptersResponse, collections.abc.Awaitable[jaxctx.v1.admin_service_pb2.ListAdaptersResponse]]:
+        """The adapters that are loaded; in a router, those of all engines."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

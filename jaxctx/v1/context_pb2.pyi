@@ -133,6 +133,8 @@ class Context(google.protobuf.message.Message):
     FORKED_AT_FIELD_NUMBER: builtins.int
     SNAPSHOT_FIELD_NUMBER: builtins.int
     ENGINE_ID_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    ADAPTER_REVISION_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """Unique within the tenant."""
     parent_id: builtins.str
@@ -168,7 +170,13 @@ class Context(google.protobuf.message.Message):
     engine_id: builtins.str
     """The engine that holds it, under the same name as in GraphTask.engine_id: in a router the engine's address, otherwise
     "local". A move changes it. Empty: unknown.
-    23..39: adapter and bytes, when they come.
+    """
+    adapter: builtins.str
+    """What its adapter was called when the context was made. Empty: it has none."""
+    adapter_revision: builtins.str
+    """Digest of the adapter's content: equal ones compute equal KV. Unloading or replacing an adapter changes no context that
+    uses it. Empty: it has none.
+    25..39: bytes, when they come.
     """
     @property
     def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -215,9 +223,11 @@ class Context(google.protobuf.message.Message):
         forked_at: builtins.int = ...,
         snapshot: builtins.str = ...,
         engine_id: builtins.str = ...,
+        adapter: builtins.str = ...,
+        adapter_revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "created_at", b"created_at", "expiry", b"expiry", "parent_id", b"parent_id", "pinned_until", b"pinned_until", "used_at", b"used_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "buffered_tokens", b"buffered_tokens", "committed_pages", b"committed_pages", "context_id", b"context_id", "created_at", b"created_at", "engine_id", b"engine_id", "expiry", b"expiry", "forked_at", b"forked_at", "labels", b"labels", "model_id", b"model_id", "page_size", b"page_size", "parent_id", b"parent_id", "pinned", b"pinned", "pinned_until", b"pinned_until", "priority", b"priority", "salt", b"salt", "seq_len", b"seq_len", "snapshot", b"snapshot", "state", b"state", "used_at", b"used_at", "version", b"version", "working_pages", b"working_pages", "working_tokens", b"working_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "adapter", b"adapter", "adapter_revision", b"adapter_revision", "buffered_tokens", b"buffered_tokens", "committed_pages", b"committed_pages", "context_id", b"context_id", "created_at", b"created_at", "engine_id", b"engine_id", "expiry", b"expiry", "forked_at", b"forked_at", "labels", b"labels", "model_id", b"model_id", "page_size", b"page_size", "parent_id", b"parent_id", "pinned", b"pinned", "pinned_until", b"pinned_until", "priority", b"priority", "salt", b"salt", "seq_len", b"seq_len", "snapshot", b"snapshot", "state", b"state", "used_at", b"used_at", "version", b"version", "working_pages", b"working_pages", "working_tokens", b"working_tokens"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_parent_id", b"_parent_id"]) -> typing.Literal["parent_id"] | None: ...
 
 global___Context = Context

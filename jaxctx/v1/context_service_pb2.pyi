@@ -113,12 +113,15 @@ class CreateContextRequest(google.protobuf.message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     TTL_FIELD_NUMBER: builtins.int
     PIN_FOR_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """Chosen by the client so that a retry is safe (a second request of the same id gives ALREADY_EXISTS): 1..64
     characters of A-Z a-z 0-9 . _ -, not beginning with a punctuation mark. Unset: 128 random bits from the server.
     """
     model_id: builtins.str
-    """The model to compute with; up to 256 bytes. Empty: the server's only, or default, one."""
+    """The model to compute with, or the name of an adapter, for that and its model; up to 256 bytes. Empty: the server's only,
+    or default, one.
+    """
     salt: builtins.str
     """Contexts of different salts never share pages. Up to 256 bytes."""
     priority: builtins.int
@@ -127,6 +130,11 @@ class CreateContextRequest(google.protobuf.message.Message):
     """Full pages commit only by CommitPages."""
     pinned: builtins.bool
     """Never a victim under memory pressure. Beyond what the caller may pin: RESOURCE_EXHAUSTED (PIN_BUDGET)."""
+    adapter: builtins.str
+    """The LoRA adapter to compute with, by the name that it is loaded under (AdminService.LoadAdapter); up to 256 bytes. An
+    unknown one gives NOT_FOUND (ADAPTER_NOT_FOUND). Contexts of adapters with different weights never share pages, nor do
+    they with contexts without. Empty: none, unless `model_id` is the name of an adapter.
+    """
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """The caller's notes: up to 32; keys of 1..64 bytes, values of up to 256."""
@@ -137,9 +145,7 @@ class CreateContextRequest(google.protobuf.message.Message):
 
     @property
     def pin_for(self) -> google.protobuf.duration_pb2.Duration:
-        """How long it is pinned; above 0, up to 10 years; needs `pinned`. Unset: until it is unpinned.
-        10..31: adapter, when it comes.
-        """
+        """How long it is pinned; above 0, up to 10 years; needs `pinned`. Unset: until it is unpinned."""
 
     def __init__(
         self,
@@ -153,9 +159,10 @@ class CreateContextRequest(google.protobuf.message.Message):
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         ttl: jaxctx.v1.lifetime_pb2.Ttl | None = ...,
         pin_for: google.protobuf.duration_pb2.Duration | None = ...,
+        adapter: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_context_id", b"_context_id", "context_id", b"context_id", "pin_for", b"pin_for", "ttl", b"ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_context_id", b"_context_id", "context_id", b"context_id", "labels", b"labels", "manual_commit", b"manual_commit", "model_id", b"model_id", "pin_for", b"pin_for", "pinned", b"pinned", "priority", b"priority", "salt", b"salt", "ttl", b"ttl"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_context_id", b"_context_id", "adapter", b"adapter", "context_id", b"context_id", "labels", b"labels", "manual_commit", b"manual_commit", "model_id", b"model_id", "pin_for", b"pin_for", "pinned", b"pinned", "priority", b"priority", "salt", b"salt", "ttl", b"ttl"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_context_id", b"_context_id"]) -> typing.Literal["context_id"] | None: ...
 
 global___CreateContextRequest = CreateContextRequest
@@ -1054,6 +1061,7 @@ class PlanRequest(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     MESSAGES_FIELD_NUMBER: builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """The context to extend. Unset: a new one."""
     model_id: builtins.str
@@ -1064,6 +1072,8 @@ class PlanRequest(google.protobuf.message.Message):
     """Text, tokenised on its own."""
     add_special_tokens: builtins.bool
     """As in FillRequest."""
+    adapter: builtins.str
+    """The adapter of a new context, and only of a new one, as in CreateContextRequest."""
     @property
     def tokens(self) -> jaxctx.v1.content_pb2.TokenIds:
         """Token ids as they stand."""
@@ -1082,9 +1092,10 @@ class PlanRequest(google.protobuf.message.Message):
         tokens: jaxctx.v1.content_pb2.TokenIds | None = ...,
         messages: jaxctx.v1.content_pb2.ChatMessages | None = ...,
         add_special_tokens: builtins.bool | None = ...,
+        adapter: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_context_id", b"_context_id", "add_special_tokens", b"add_special_tokens", "content", b"content", "context_id", b"context_id", "messages", b"messages", "text", b"text", "tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_context_id", b"_context_id", "add_special_tokens", b"add_special_tokens", "content", b"content", "context_id", b"context_id", "messages", b"messages", "model_id", b"model_id", "salt", b"salt", "text", b"text", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_context_id", b"_context_id", "adapter", b"adapter", "add_special_tokens", b"add_special_tokens", "content", b"content", "context_id", b"context_id", "messages", b"messages", "model_id", b"model_id", "salt", b"salt", "text", b"text", "tokens", b"tokens"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_add_special_tokens", b"_add_special_tokens"]) -> typing.Literal["add_special_tokens"] | None: ...
     @typing.overload

@@ -50,6 +50,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """FAILED_PRECONDITION: the server has no store, so nothing can be durable."""
     ERROR_REASON_MODEL_MISMATCH: _ErrorReason.ValueType  # 25
     """FAILED_PRECONDITION: the snapshot was computed by another model revision, so its KV means nothing to this one."""
+    ERROR_REASON_ADAPTER_MISMATCH: _ErrorReason.ValueType  # 28
+    """FAILED_PRECONDITION: the snapshot was computed with an adapter that is not loaded. Loading it helps."""
+    ERROR_REASON_NO_ADAPTERS: _ErrorReason.ValueType  # 29
+    """FAILED_PRECONDITION: the server has no slots for adapters, or no directory to load them from."""
     ERROR_REASON_CONTEXT_NOT_FOUND: _ErrorReason.ValueType  # 30
     """NOT_FOUND: the caller has no context of this id. Another tenant's context answers exactly the same."""
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 31
@@ -68,6 +72,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """NOT_FOUND: the session has no variable of this id."""
     ERROR_REASON_CALL_NOT_FOUND: _ErrorReason.ValueType  # 38
     """NOT_FOUND: the session has no call of this id."""
+    ERROR_REASON_ADAPTER_NOT_FOUND: _ErrorReason.ValueType  # 39
+    """NOT_FOUND: no adapter of this name is loaded, or there is no directory of this name to load one from."""
     ERROR_REASON_ALREADY_EXISTS: _ErrorReason.ValueType  # 40
     """ALREADY_EXISTS: the name, or the id chosen by the client, is taken."""
     ERROR_REASON_CONTEXT_BUSY: _ErrorReason.ValueType  # 50
@@ -108,6 +114,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_GRAMMAR_LIMIT: _ErrorReason.ValueType  # 68
     """RESOURCE_EXHAUSTED: the `output_format` of an output took too much to follow. What was generated until then stays in the
     context. RetryInfo: no.
+    """
+    ERROR_REASON_ADAPTER_SLOTS: _ErrorReason.ValueType  # 69
+    """RESOURCE_EXHAUSTED: every slot for adapters is taken by one that has a name or that contexts use. Unloading others helps,
+    once their contexts are closed. RetryInfo: yes.
     """
     ERROR_REASON_NOT_SERVING: _ErrorReason.ValueType  # 70
     """UNAVAILABLE: the server is still loading, or gone. RetryInfo: yes, if the server itself answered."""
@@ -193,6 +203,10 @@ ERROR_REASON_NO_STORE: ErrorReason.ValueType  # 24
 """FAILED_PRECONDITION: the server has no store, so nothing can be durable."""
 ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 25
 """FAILED_PRECONDITION: the snapshot was computed by another model revision, so its KV means nothing to this one."""
+ERROR_REASON_ADAPTER_MISMATCH: ErrorReason.ValueType  # 28
+"""FAILED_PRECONDITION: the snapshot was computed with an adapter that is not loaded. Loading it helps."""
+ERROR_REASON_NO_ADAPTERS: ErrorReason.ValueType  # 29
+"""FAILED_PRECONDITION: the server has no slots for adapters, or no directory to load them from."""
 ERROR_REASON_CONTEXT_NOT_FOUND: ErrorReason.ValueType  # 30
 """NOT_FOUND: the caller has no context of this id. Another tenant's context answers exactly the same."""
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 31
@@ -211,6 +225,8 @@ ERROR_REASON_VARIABLE_NOT_FOUND: ErrorReason.ValueType  # 37
 """NOT_FOUND: the session has no variable of this id."""
 ERROR_REASON_CALL_NOT_FOUND: ErrorReason.ValueType  # 38
 """NOT_FOUND: the session has no call of this id."""
+ERROR_REASON_ADAPTER_NOT_FOUND: ErrorReason.ValueType  # 39
+"""NOT_FOUND: no adapter of this name is loaded, or there is no directory of this name to load one from."""
 ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 40
 """ALREADY_EXISTS: the name, or the id chosen by the client, is taken."""
 ERROR_REASON_CONTEXT_BUSY: ErrorReason.ValueType  # 50
@@ -251,6 +267,10 @@ It may succeed after the time in RetryInfo with as much time to its deadline, or
 ERROR_REASON_GRAMMAR_LIMIT: ErrorReason.ValueType  # 68
 """RESOURCE_EXHAUSTED: the `output_format` of an output took too much to follow. What was generated until then stays in the
 context. RetryInfo: no.
+"""
+ERROR_REASON_ADAPTER_SLOTS: ErrorReason.ValueType  # 69
+"""RESOURCE_EXHAUSTED: every slot for adapters is taken by one that has a name or that contexts use. Unloading others helps,
+once their contexts are closed. RetryInfo: yes.
 """
 ERROR_REASON_NOT_SERVING: ErrorReason.ValueType  # 70
 """UNAVAILABLE: the server is still loading, or gone. RetryInfo: yes, if the server itself answered."""

@@ -27,7 +27,7 @@ from jaxctx.v1 import content_pb2 as jaxctx_dot_v1_dot_content__pb2
 from jaxctx.v1 import rules_pb2 as jaxctx_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1djaxctx/v1/model_service.proto\x12\tjaxctx.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x17jaxctx/v1/content.proto\x1a\x15jaxctx/v1/rules.proto\"\x9c\x03\n\x05Model\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nparameters\x18\x04 \x01(\x03\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\x05\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x10\n\x08kv_dtype\x18\t \x01(\t\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\n \x01(\x05\x12\x18\n\x10tool_call_format\x18\x0b \x01(\t\x12\x18\n\x10reasoning_format\x18\x0c \x01(\t\x12=\n\x0fspecial_markers\x18\r \x03(\x0b\x32$.jaxctx.v1.Model.SpecialMarkersEntry\x12\x15\n\rweights_dtype\x18\x0e \x01(\t\x1a\x35\n\x13SpecialMarkersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"W\n\x11ListModelsRequest\x12%\n\x05limit\x18\x01 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00@\x8f@\x12\x1b\n\npage_token\x18\x02 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\"O\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.jaxctx.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"D\n\x0fGetModelRequest\x12\x19\n\x08model_id\x18\x01 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x16\n\x0ewith_tokenizer\x18\x02 \x01(\x08\"g\n\x10GetModelResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.jaxctx.v1.Model\x12\x1d\n\x10tokenizer_config\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x13\n\x11_tokenizer_config\"\x93\x01\n\x0fTokenizeRequest\x12\x19\n\x08model_id\x18\x01 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x17\n\x04text\x18\x02 \x01(\tB\t\xf2\xd0*\x05H\x80\x80\x80\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x0cwith_entries\x18\x04 \x01(\x08\x42\x15\n\x13_add_special_tokens\"3\n\x10TokenizeResponse\x12\x0e\n\x06tokens\x18\x01 \x03(\x05\x12\x0f\n\x07\x65ntries\x18\x02 \x03(\t\"|\n\x11\x44\x65tokenizeRequest\x12\x19\n\x08model_id\x18\x01 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x1a\n\x06tokens\x18\x02 \x03(\x05\x42\n\xf2\xd0*\x06\x38\x01h\x80\x80\x08\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\x12\x13\n\x0bwith_pieces\x18\x04 \x01(\x08\"I\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12%\n\x06pieces\x18\x02 \x03(\x0b\x32\x15.jaxctx.v1.TokenPiece\"/\n\nTokenPiece\x12\r\n\x05\x62ytes\x18\x01 \x01(\x0c\x12\x12\n\nis_special\x18\x02 \x01(\x08\"~\n\x18\x41pplyChatTemplateRequest\x12\x19\n\x08model_id\x18\x01 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x31\n\x08messages\x18\x02 \x01(\x0b\x32\x17.jaxctx.v1.ChatMessagesB\x06\xf2\xd0*\x02\x08\x01\x12\x14\n\x0cwith_entries\x18\x03 \x01(\x08\"J\n\x19\x41pplyChatTemplateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12\x0f\n\x07\x65ntries\x18\x03 \x03(\t2\xd6\x03\n\x0cModelService\x12`\n\nListModels\x12\x1c.jaxctx.v1.ListModelsRequest\x1a\x1d.jaxctx.v1.ListModelsResponse\"\x15\x90\x02\x01\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models\x12\x65\n\x08GetModel\x12\x1a.jaxctx.v1.GetModelRequest\x1a\x1b.jaxctx.v1.GetModelResponse\" \x90\x02\x01\x82\xd3\xe4\x93\x02\x17\x12\x15/v1/models/{model_id}\x12H\n\x08Tokenize\x12\x1a.jaxctx.v1.TokenizeRequest\x1a\x1b.jaxctx.v1.TokenizeResponse\"\x03\x90\x02\x01\x12N\n\nDetokenize\x12\x1c.jaxctx.v1.DetokenizeRequest\x1a\x1d.jaxctx.v1.DetokenizeResponse\"\x03\x90\x02\x01\x12\x63\n\x11\x41pplyChatTemplate\x12#.jaxctx.v1.ApplyChatTemplateRequest\x1a$.jaxctx.v1.ApplyChatTemplateResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1djaxctx/v1/model_service.proto\x12\tjaxctx.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x17jaxctx/v1/content.proto\x1a\x15jaxctx/v1/rules.proto\"\xcf\x03\n\x05Model\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nparameters\x18\x04 \x01(\x03\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\x05\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x10\n\x08kv_dtype\x18\t \x01(\t\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\n \x01(\x05\x12\x18\n\x10tool_call_format\x18\x0b \x01(\t\x12\x18\n\x10reasoning_format\x18\x0c \x01(\t\x12=\n\x0fspecial_markers\x18\r \x03(\x0b\x32$.jaxctx.v1.Model.SpecialMarkersEntry\x12\x15\n\rweights_dtype\x18\x0e \x01(\t\x12\x17\n\x0fparent_model_id\x18\x0f \x01(\t\x12\x18\n\x10\x61\x64\x61pter_revision\x18\x10 \x01(\t\x1a\x35\n\x13SpecialMarkersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"W\n\x11ListModelsRequest\x12%\n\x05limit\x18\x01 \x01(\x05\x42\x16\xf2\xd0*\x12\x19\x00\x00\x00\x00\x00\x00\x00\x00!\x00\x00\x00\x00\x00@\x8f@\x12\x1b\n\npage_token\x18\x02 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\"O\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.jaxctx.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"D\n\x0fGetModelRequest\x12\x19\n\x08model_id\x18\x01 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x16\n\x0ewith_tokenizer\x18\x02 \x01(\x08\"g\n\x10GetModelResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.jaxctx.v1.Model\x12\x1d\n\x10tokenizer_config\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x13\n\x11_tokenizer_config\"\x93\x01\n\x0fTokenizeRequest\x12\x19\n\x08model_id\x18\x01 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x17\n\x04text\x18\x02 \x01(\tB\t\xf2\xd0*\x05H\x80\x80\x80\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x0cwith_entries\x18\x04 \x01(\x08\x42\x15\n\x13_add_special_tokens\"3\n\x10TokenizeResponse\x12\x0e\n\x06tokens\x18\x01 \x03(\x05\x12\x0f\n\x07\x65ntries\x18\x02 \x03(\t\"|\n\x11\x44\x65tokenizeRequest\x12\x19\n\x08model_id\x18\x01 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x1a\n\x06tokens\x18\x02 \x03(\x05\x42\n\xf2\xd0*\x06\x38\x01h\x80\x80\x08\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\x12\x13\n\x0bwith_pieces\x18\x04 \x01(\x08\"I\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12%\n\x06pieces\x18\x02 \x03(\x0b\x32\x15.jaxctx.v1.TokenPiece\"/\n\nTokenPiece\x12\r\n\x05\x62ytes\x18\x01 \x01(\x0c\x12\x12\n\nis_special\x18\x02 \x01(\x08\"~\n\x18\x41pplyChatTemplateRequest\x12\x19\n\x08model_id\x18\x01 \x01(\tB\x07\xf2\xd0*\x03H\x80\x02\x12\x31\n\x08messages\x18\x02 \x01(\x0b\x32\x17.jaxctx.v1.ChatMessagesB\x06\xf2\xd0*\x02\x08\x01\x12\x14\n\x0cwith_entries\x18\x03 \x01(\x08\"J\n\x19\x41pplyChatTemplateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12\x0f\n\x07\x65ntries\x18\x03 \x03(\t2\xd6\x03\n\x0cModelService\x12`\n\nListModels\x12\x1c.jaxctx.v1.ListModelsRequest\x1a\x1d.jaxctx.v1.ListModelsResponse\"\x15\x90\x02\x01\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models\x12\x65\n\x08GetModel\x12\x1a.jaxctx.v1.GetModelRequest\x1a\x1b.jaxctx.v1.GetModelResponse\" \x90\x02\x01\x82\xd3\xe4\x93\x02\x17\x12\x15/v1/models/{model_id}\x12H\n\x08Tokenize\x12\x1a.jaxctx.v1.TokenizeRequest\x1a\x1b.jaxctx.v1.TokenizeResponse\"\x03\x90\x02\x01\x12N\n\nDetokenize\x12\x1c.jaxctx.v1.DetokenizeRequest\x1a\x1d.jaxctx.v1.DetokenizeResponse\"\x03\x90\x02\x01\x12\x63\n\x11\x41pplyChatTemplate\x12#.jaxctx.v1.ApplyChatTemplateRequest\x1a$.jaxctx.v1.ApplyChatTemplateResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -65,31 +65,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELSERVICE'].methods_by_name['ApplyChatTemplate']._loaded_options = None
   _globals['_MODELSERVICE'].methods_by_name['ApplyChatTemplate']._serialized_options = b'\220\002\001'
   _globals['_MODEL']._serialized_start=123
-  _globals['_MODEL']._serialized_end=535
-  _globals['_MODEL_SPECIALMARKERSENTRY']._serialized_start=482
-  _globals['_MODEL_SPECIALMARKERSENTRY']._serialized_end=535
-  _globals['_LISTMODELSREQUEST']._serialized_start=537
-  _globals['_LISTMODELSREQUEST']._serialized_end=624
-  _globals['_LISTMODELSRESPONSE']._serialized_start=626
-  _globals['_LISTMODELSRESPONSE']._serialized_end=705
-  _globals['_GETMODELREQUEST']._serialized_start=707
-  _globals['_GETMODELREQUEST']._serialized_end=775
-  _globals['_GETMODELRESPONSE']._serialized_start=777
-  _globals['_GETMODELRESPONSE']._serialized_end=880
-  _globals['_TOKENIZEREQUEST']._serialized_start=883
-  _globals['_TOKENIZEREQUEST']._serialized_end=1030
-  _globals['_TOKENIZERESPONSE']._serialized_start=1032
-  _globals['_TOKENIZERESPONSE']._serialized_end=1083
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1085
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1209
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1211
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1284
-  _globals['_TOKENPIECE']._serialized_start=1286
-  _globals['_TOKENPIECE']._serialized_end=1333
-  _globals['_APPLYCHATTEMPLATEREQUEST']._serialized_start=1335
-  _globals['_APPLYCHATTEMPLATEREQUEST']._serialized_end=1461
-  _globals['_APPLYCHATTEMPLATERESPONSE']._serialized_start=1463
-  _globals['_APPLYCHATTEMPLATERESPONSE']._serialized_end=1537
-  _globals['_MODELSERVICE']._serialized_start=1540
-  _globals['_MODELSERVICE']._serialized_end=2010
+  _globals['_MODEL']._serialized_end=586
+  _globals['_MODEL_SPECIALMARKERSENTRY']._serialized_start=533
+  _globals['_MODEL_SPECIALMARKERSENTRY']._serialized_end=586
+  _globals['_LISTMODELSREQUEST']._serialized_start=588
+  _globals['_LISTMODELSREQUEST']._serialized_end=675
+  _globals['_LISTMODELSRESPONSE']._serialized_start=677
+  _globals['_LISTMODELSRESPONSE']._serialized_end=756
+  _globals['_GETMODELREQUEST']._serialized_start=758
+  _globals['_GETMODELREQUEST']._serialized_end=826
+  _globals['_GETMODELRESPONSE']._serialized_start=828
+  _globals['_GETMODELRESPONSE']._serialized_end=931
+  _globals['_TOKENIZEREQUEST']._serialized_start=934
+  _globals['_TOKENIZEREQUEST']._serialized_end=1081
+  _globals['_TOKENIZERESPONSE']._serialized_start=1083
+  _globals['_TOKENIZERESPONSE']._serialized_end=1134
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1136
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1260
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1262
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1335
+  _globals['_TOKENPIECE']._serialized_start=1337
+  _globals['_TOKENPIECE']._serialized_end=1384
+  _globals['_APPLYCHATTEMPLATEREQUEST']._serialized_start=1386
+  _globals['_APPLYCHATTEMPLATEREQUEST']._serialized_end=1512
+  _globals['_APPLYCHATTEMPLATERESPONSE']._serialized_start=1514
+  _globals['_APPLYCHATTEMPLATERESPONSE']._serialized_end=1588
+  _globals['_MODELSERVICE']._serialized_start=1591
+  _globals['_MODELSERVICE']._serialized_end=2061
 # @@protoc_insertion_point(module_scope)

@@ -49,6 +49,8 @@ class Model(google.protobuf.message.Message):
     REASONING_FORMAT_FIELD_NUMBER: builtins.int
     SPECIAL_MARKERS_FIELD_NUMBER: builtins.int
     WEIGHTS_DTYPE_FIELD_NUMBER: builtins.int
+    PARENT_MODEL_ID_FIELD_NUMBER: builtins.int
+    ADAPTER_REVISION_FIELD_NUMBER: builtins.int
     model_id: builtins.str
     """Its name on this server."""
     model_revision: builtins.str
@@ -74,8 +76,12 @@ class Model(google.protobuf.message.Message):
     reasoning_format: builtins.str
     """How it writes its thoughts: "think", or "think_opened" if the chat template opens them. Empty: not at all."""
     weights_dtype: builtins.str
-    """Numerical type of the layers' matrices: `dtype`, "int8" or "float8_e4m3fn".
-    15..31: adapters, media, when they come.
+    """Numerical type of the layers' matrices: `dtype`, "int8" or "float8_e4m3fn"."""
+    parent_model_id: builtins.str
+    """Of an adapter: the model that it changes. Empty: it is a model itself."""
+    adapter_revision: builtins.str
+    """Of an adapter: digest of its content. `model_revision` is its model's.
+    17..31: media, when they come.
     """
     @property
     def special_markers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
@@ -100,8 +106,10 @@ class Model(google.protobuf.message.Message):
         reasoning_format: builtins.str = ...,
         special_markers: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         weights_dtype: builtins.str = ...,
+        parent_model_id: builtins.str = ...,
+        adapter_revision: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_context_tokens", b"max_context_tokens", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "parameters", b"parameters", "reasoning_format", b"reasoning_format", "special_markers", b"special_markers", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size", "weights_dtype", b"weights_dtype"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_revision", b"adapter_revision", "architecture", b"architecture", "default_max_tokens", b"default_max_tokens", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_context_tokens", b"max_context_tokens", "model_id", b"model_id", "model_revision", b"model_revision", "page_size", b"page_size", "parameters", b"parameters", "parent_model_id", b"parent_model_id", "reasoning_format", b"reasoning_format", "special_markers", b"special_markers", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size", "weights_dtype", b"weights_dtype"]) -> None: ...
 
 global___Model = Model
 

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
+    """Models and tokenizers. Loaded adapters are listed as models, too, and their names may be given wherever a model's may.
+
+    `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default, model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 
@@ -65,8 +66,9 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
+    """Models and tokenizers. Loaded adapters are listed as models, too, and their names may be given wherever a model's may.
+
+    `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default, model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 
@@ -142,8 +144,9 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
+    """Models and tokenizers. Loaded adapters are listed as models, too, and their names may be given wherever a model's may.
+
+    `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default, model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 

@@ -18,8 +18,9 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ModelServiceStub:
-    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
+    """Models and tokenizers. Loaded adapters are listed as models, too, and their names may be given wherever a model's may.
+
+    `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default, model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 
@@ -55,8 +56,9 @@ class ModelServiceStub:
     """Messages to the text and tokens that the model's chat template makes of them."""
 
 class ModelServiceAsyncStub:
-    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
+    """Models and tokenizers. Loaded adapters are listed as models, too, and their names may be given wherever a model's may.
+
+    `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default, model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 
@@ -91,8 +93,9 @@ class ModelServiceAsyncStub:
     """Messages to the text and tokens that the model's chat template makes of them."""
 
 class ModelServiceServicer(metaclass=abc.ABCMeta):
-    """Models and tokenizers. `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default,
-    model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
+    """Models and tokenizers. Loaded adapters are listed as models, too, and their names may be given wherever a model's may.
+
+    `model_id` has up to 256 bytes and may be empty everywhere: the server's only, or default, model. An unknown one gives NOT_FOUND (MODEL_NOT_FOUND). A router without engines knows none, and gives UNAVAILABLE
     (ENGINE_LOST) with a time to try again; it never answers that there are no models.
     """
 

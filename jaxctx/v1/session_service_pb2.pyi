@@ -728,7 +728,9 @@ class SubmitCallRequest(google.protobuf.message.Message):
     session_id: builtins.str
     """In which session."""
     model_id: builtins.str
-    """The model to compute with; up to 256 bytes. Empty: the server's default. Not with a function."""
+    """The model to compute with, or the name of an adapter, for that and its model; up to 256 bytes. Empty: the server's
+    default. Not with a function.
+    """
     template: builtins.str
     """The prompt; up to 2 MiB. It must not begin with an output. Everything that is not a place is text."""
     function: builtins.str

@@ -53,6 +53,8 @@ class Snapshot(google.protobuf.message.Message):
     PARENT_VERSION_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
     ATTACHMENT_BYTES_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    ADAPTER_REVISION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """1..100 bytes without control characters."""
     version: builtins.int
@@ -81,6 +83,12 @@ class Snapshot(google.protobuf.message.Message):
     """The version that it replaced as the latest. 0: none."""
     attachment_bytes: builtins.int
     """Bytes of its attachment. 0: it has none."""
+    adapter: builtins.str
+    """What the context's adapter was called. Empty: it had none."""
+    adapter_revision: builtins.str
+    """Digest of that adapter's content. A server opens the snapshot if it has an adapter of this content, whatever it is
+    called; else that is FAILED_PRECONDITION (ADAPTER_MISMATCH).
+    """
     @property
     def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was saved."""
@@ -113,9 +121,11 @@ class Snapshot(google.protobuf.message.Message):
         parent_version: builtins.int = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         attachment_bytes: builtins.int = ...,
+        adapter: builtins.str = ...,
+        adapter_revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["created_at", b"created_at", "expiry", b"expiry"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attachment_bytes", b"attachment_bytes", "context_id", b"context_id", "created_at", b"created_at", "durable", b"durable", "expiry", b"expiry", "labels", b"labels", "latest", b"latest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "name", b"name", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "tokens", b"tokens", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "adapter_revision", b"adapter_revision", "attachment_bytes", b"attachment_bytes", "context_id", b"context_id", "created_at", b"created_at", "durable", b"durable", "expiry", b"expiry", "labels", b"labels", "latest", b"latest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "name", b"name", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "tokens", b"tokens", "version", b"version"]) -> None: ...
 
 global___Snapshot = Snapshot
 

@@ -87,6 +87,8 @@ class StoredVersion(google.protobuf.message.Message):
     MANUAL_COMMIT_FIELD_NUMBER: builtins.int
     CONTEXT_ID_FIELD_NUMBER: builtins.int
     ATTACHMENT_BYTES_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    ADAPTER_REVISION_FIELD_NUMBER: builtins.int
     version: builtins.int
     """1, 2, and so on."""
     parent_version: builtins.int
@@ -119,6 +121,10 @@ class StoredVersion(google.protobuf.message.Message):
     """The context that was saved."""
     attachment_bytes: builtins.int
     """Bytes of its attachment. 0: none."""
+    adapter: builtins.str
+    """What the context's adapter was called. Empty: it had none."""
+    adapter_revision: builtins.str
+    """Digest of the adapter's content."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """The caller's notes."""
@@ -143,9 +149,11 @@ class StoredVersion(google.protobuf.message.Message):
         manual_commit: builtins.bool = ...,
         context_id: builtins.str = ...,
         attachment_bytes: builtins.int = ...,
+        adapter: builtins.str = ...,
+        adapter_revision: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_ttl_s", b"_ttl_s", "expires_at", b"expires_at", "ttl_s", b"ttl_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_ttl_s", b"_ttl_s", "attachment_bytes", b"attachment_bytes", "context_id", b"context_id", "created_at", b"created_at", "expires_at", b"expires_at", "labels", b"labels", "manifest", b"manifest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "sliding", b"sliding", "tokens", b"tokens", "ttl_s", b"ttl_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_ttl_s", b"_ttl_s", "adapter", b"adapter", "adapter_revision", b"adapter_revision", "attachment_bytes", b"attachment_bytes", "context_id", b"context_id", "created_at", b"created_at", "expires_at", b"expires_at", "labels", b"labels", "manifest", b"manifest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "sliding", b"sliding", "tokens", b"tokens", "ttl_s", b"ttl_s", "version", b"version"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expires_at", b"_expires_at"]) -> typing.Literal["expires_at"] | None: ...
     @typing.overload
@@ -196,6 +204,8 @@ class StoredManifest(google.protobuf.message.Message):
     ATTACHMENT_PACK_FIELD_NUMBER: builtins.int
     ATTACHMENT_BYTES_FIELD_NUMBER: builtins.int
     ATTACHMENT_CHECKSUM_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    ADAPTER_REVISION_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Its own id."""
     identity: builtins.bytes
@@ -230,6 +240,10 @@ class StoredManifest(google.protobuf.message.Message):
     """Bytes of the attachment."""
     attachment_checksum: builtins.bytes
     """Of the attachment: xxh3-128, 16 bytes, big-endian."""
+    adapter: builtins.str
+    """What the context's adapter was called. Empty: it had none."""
+    adapter_revision: builtins.str
+    """Digest of the adapter's content, which `identity` has too."""
     @property
     def attention_overrides(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.bytes]:
         """Attention overrides, by index, of the tokens that were not computed in the default way."""
@@ -270,7 +284,9 @@ class StoredManifest(google.protobuf.message.Message):
         attachment_pack: builtins.str = ...,
         attachment_bytes: builtins.int = ...,
         attachment_checksum: builtins.bytes = ...,
+        adapter: builtins.str = ...,
+        adapter_revision: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attachment_bytes", b"attachment_bytes", "attachment_checksum", b"attachment_checksum", "attachment_pack", b"attachment_pack", "attention_overrides", b"attention_overrides", "committed_pages", b"committed_pages", "id", b"id", "identity", b"identity", "kv_dtype", b"kv_dtype", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "packs", b"packs", "page_bytes", b"page_bytes", "page_checksums", b"page_checksums", "page_keys", b"page_keys", "page_offsets", b"page_offsets", "page_packs", b"page_packs", "page_size", b"page_size", "salt", b"salt", "seq_len", b"seq_len", "tokens", b"tokens", "working_tokens", b"working_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "adapter_revision", b"adapter_revision", "attachment_bytes", b"attachment_bytes", "attachment_checksum", b"attachment_checksum", "attachment_pack", b"attachment_pack", "attention_overrides", b"attention_overrides", "committed_pages", b"committed_pages", "id", b"id", "identity", b"identity", "kv_dtype", b"kv_dtype", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "packs", b"packs", "page_bytes", b"page_bytes", "page_checksums", b"page_checksums", "page_keys", b"page_keys", "page_offsets", b"page_offsets", "page_packs", b"page_packs", "page_size", b"page_size", "salt", b"salt", "seq_len", b"seq_len", "tokens", b"tokens", "working_tokens", b"working_tokens"]) -> None: ...
 
 global___StoredManifest = StoredManifest

@@ -31,6 +31,7 @@ def banner(
     weights: str = "",
     sizes: str = "",
     host_tier: str = "",
+    adapters: str = "",
     attention: "AttentionChoice | None" = None,
     tls: str | None = None,
     is_readable: bool = False,
@@ -43,6 +44,7 @@ def banner(
     `weights` says what the checkpoint has in fewer bits than are in memory, empty if nothing is.
     `sizes` says which page size, requests at once and rows of a step there are, and why; `host_tier` the size of the
     host tier, and why, empty if there is none.
+    `adapters`: which are loaded, and how many slots there are; empty if there are none.
     `attention` is what computes it; a kernel that is not there or does not work is a warning. None on a router.
     `seconds` is how long the start took. `tls` is what the TCP addresses use, TLS or mTLS; None: neither.
     `is_readable`: what is sent passes other machines as plain text.
@@ -57,6 +59,8 @@ def banner(
         rows.append(("sizes", sizes))
     if host_tier:
         rows.append(("host tier", host_tier))
+    if adapters:
+        rows.append(("adapters", adapters))
     if attention is not None:
         rows.append(("attention", attention.describe()))
     for address in addresses:

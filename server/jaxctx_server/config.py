@@ -25,6 +25,7 @@ from jaxctx_server.errors import OK, StartError
 PREFIX = "JAXCTX_"
 MANY = 2**31 - 1
 DEFAULT_HTTP_PORT = 8000
+DEFAULT_ADAPTER_SLOTS = 4  # where adapters may be loaded while the server runs
 DEFAULT_PAGE_SIZES = 16, 128  # the smallest and the largest of a platform; which one it is, only JAX knows
 
 
@@ -111,6 +112,17 @@ class ServeConfig:
     memory."""
     tensor: Annotated[int, within(1, 1024)] = 1
     """Devices to split the model over; there may be more than KV heads."""
+
+    adapter: tuple[str, ...] = ()
+    """NAME=DIR: load the LoRA adapter of a PEFT directory, to be called NAME; may be given several times."""
+    adapter_slots: Annotated[int | None, within(0, 256)] = None
+    """LoRA adapters that may be loaded at once. None: as many as --adapter names, and with --adapter-dir at least 4.
+    Each takes memory for --adapter-rank, and every step computes with all of them."""
+    adapter_rank: Annotated[int, within(1, 1024)] = 16
+    """The largest rank of an adapter that may be loaded."""
+    adapter_dir: None | Path = None
+    """Adapters may be loaded from the directories in this one while the server runs (AdminService.LoadAdapter). None:
+    only those of --adapter."""
 
     attention: Literal["auto", "kernel", "reference"] = "auto"
     """What computes attention. auto: the kernel for this device, if there is one and a comparison at start finds it
@@ -212,7 +224,21 @@ class ServeConfig:
         """The TCP port of HTTP."""
         return DEFAULT_HTTP_PORT if self.http_port is None else self.http_port
 
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """The directories of --adapter, by name."""
+        named = [each.partition("=") for each in self.adapter]
+        return {name: Path(directory) for name, _, directory in named}
+
+    @property
+    def adapter_slots_or_default(self) -> int:
+        """Slots for adapters."""
+        if self.adapter_slots is not None:
+            return self.adapter_slots
+        return max(len(self.adapter), 0 if self.adapter_dir is None else DEFAULT_ADAPTER_SLOTS)
+
     def __post_init__(self) -> None:
+        self._check_adapters()
         if self.kv_tokens is not None and self.memory_fraction is not None:
             raise StartError("--kv-tokens and --memory-fraction: only one of them may be set")
         if self.max_batch and self.max_batch_tokens and self.max_batch_tokens < self.max_batch:
@@ -235,6 +261,21 @@ class ServeConfig:
             allocated = -(-self.kv_tokens // largest_page) * largest_page  # whole pages
             if self.max_context_tokens > allocated:
                 raise StartError(f"--max-context-tokens: there are only {allocated} tokens of KV; see --kv-tokens")
+
+    def _check_adapters(self) -> None:
+        """Raise StartError if what adapters are to be loaded contradicts itself."""
+        for each in self.adapter:
+            name, _, directory = each.partition("=")
+            if not name or not directory:
+                raise StartError(f"--adapter: must be NAME=DIR, not {each}")
+        if len(self.adapters) < len(self.adapter):
+            raise StartError("--adapter: every NAME must be another")
+        if self.role == "router" and (self.adapter or self.adapter_dir is not None or self.adapter_slots):
+            raise StartError("--adapter, --adapter-slots and --adapter-dir: are for the engines of a router")
+        if self.adapter_slots_or_default < len(self.adapter):
+            raise StartError("--adapter-slots: must be at least the number of --adapter")
+        if self.adapter_dir is not None and not self.adapter_slots_or_default:
+            raise StartError("--adapter-dir: means nothing with --adapter-slots 0")
 
     def _check_tls(self) -> None:
         """Raise StartError if one file of certificates is set without another that it needs."""

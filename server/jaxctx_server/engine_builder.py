@@ -37,7 +37,7 @@ from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.matmul_choice import check_matmul_dtype, choose_matmul_dtype
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
-from jaxctx.model.config import SHAPES, ModelConfig
+from jaxctx.model.config import SHAPES, AdapterSlots, ModelConfig
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
@@ -76,12 +76,29 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
             lowering_cache = LoweringCache(config.compile_cache / "traced")
         mesh = make_mesh(read_config(config.model or BUNDLED), tensor=config.tensor) if config.tensor > 1 else None
         served = _model(config, mesh, progress)
-        open_with = partial(_open, config, served, mesh, lowering_cache, progress)
+        engine = _open_with_attention(config, served, mesh, lowering_cache, progress)
         try:
-            return open_with(_attention(config, served, mesh)), served.text
-        except StepsDiffer as error:
-            why = str(error)
-        return open_with(without_kernel(why, config.attention)), served.text
+            _load_adapters(config, engine)
+        except BaseException:
+            engine.stop()
+            raise
+        return engine, served.text
+
+
+def _open_with_attention(
+    config: ServeConfig,
+    served: ServedModel,
+    mesh: Mesh | None,
+    lowering_cache: LoweringCache | None,
+    progress: Progress,
+) -> LocalEngine:
+    """The running engine; without a kernel of attention if whole steps differ with it."""
+    open_with = partial(_open, config, served, mesh, lowering_cache, progress)
+    try:
+        return open_with(_attention(config, served, mesh))
+    except StepsDiffer as error:
+        why = str(error)
+    return open_with(without_kernel(why, config.attention))
 
 
 def _open(
@@ -104,6 +121,17 @@ def _open(
         compile_all=config.compile_all,
         lowering_cache=lowering_cache,
     )
+
+
+def _load_adapters(config: ServeConfig, engine: LocalEngine) -> None:
+    """Load those of the settings. Raises StartError naming the one that cannot be."""
+    if config.adapter_dir is not None and not config.adapter_dir.is_dir():
+        raise StartError(f"--adapter-dir: {config.adapter_dir}: not a directory")
+    for name, directory in config.adapters.items():
+        try:
+            engine.load_adapter_now(name, directory)
+        except (CheckpointError, InvalidArgument, OSError) as error:
+            raise StartError(f"--adapter {name}={directory}: {error}", MODEL) from error
 
 
 def plan(config: PlanConfig, progress: Progress) -> EnginePlan:
@@ -215,7 +243,14 @@ def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, F
     dtype = run_dtype(types.dtype, types.weights_dtype) or ("float32" if shape.dtype == "float32" else "bfloat16")
     stored = stored_matrix_types(path) if path.exists() else MatrixTypes(None)
     weights_dtype = types.weights_dtype or stored.dtype
+    shape = replace(shape, adapters=_adapter_slots(config))
     return abstract(shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype, wide=stored.wide)
+
+
+def _adapter_slots(config: ServeConfig) -> AdapterSlots | None:
+    """Places for adapters, which take memory beside the weights; None: there are none."""
+    count = config.adapter_slots_or_default
+    return AdapterSlots(count, config.adapter_rank) if count else None
 
 
 @contextmanager
@@ -250,6 +285,7 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
         path,
         **types,
         matmul_dtype=matmul_dtype,
+        adapters=_adapter_slots(config),
         context_tokens=config.max_context_tokens,
         mesh=mesh,
         progress=progress.weights,
@@ -266,6 +302,7 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
         parameters=loaded.parameters,
         dtype=loaded.model.dtype,
         weights_dtype=loaded.model.weights_dtype,
+        adapter_dir=config.adapter_dir,
         widened=loaded.widened,
     )
 

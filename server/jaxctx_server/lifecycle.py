@@ -162,12 +162,12 @@ class ServerLifecycle:
         return self._serving
 
     def model(self, model_id: str = "") -> LocalModel:
-        """The model of this server. Raises NotFound (MODEL_NOT_FOUND) if its name is not `model_id` ("": any),
+        """The model of this server, by its name ("": any), or that of an adapter. Raises NotFound (MODEL_NOT_FOUND),
         FailedPrecondition (WRONG_ROLE) on a router.
         """
         if (model := self.served().model) is None:
             raise FailedPrecondition("a router has no model: its engines do", reason="WRONG_ROLE")
-        if model_id not in ("", model.engine.info.model_id):
+        if model_id not in ("", model.engine.info.model_id) and model_id not in model.engine.adapter_revisions:
             raise NotFound("this server serves no such model", reason="MODEL_NOT_FOUND")
         return model
 

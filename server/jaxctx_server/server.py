@@ -224,6 +224,7 @@ class Server:
             weights="" if engine is None else engine.weights_in_words,
             sizes="" if engine is None else engine.sizes_in_words,
             host_tier="" if engine is None else engine.host_tier_in_words,
+            adapters="" if engine is None else engine.adapters_in_words,
             attention=None if engine is None else engine.attention,
         )
         print(text, file=self._out, flush=True)

@@ -48,6 +48,7 @@ PAIRS = [
     Pair(kind=types.EngineStats, message=admin_service_pb2.EngineStats),
     Pair(kind=types.Attention, message=admin_service_pb2.Attention),
     Pair(kind=types.EngineStatus, message=admin_service_pb2.Engine, always_sent=frozenset({"info", "stats"})),
+    Pair(kind=types.AdapterInfo, message=admin_service_pb2.Adapter),
     Pair(
         kind=types.Expiry,
         message=lifetime_pb2.Expiry,

@@ -12,6 +12,7 @@ from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import AlreadyExists, NotFound
 from jaxctx.types import (
+    AdapterInfo,
     Attention,
     Comparison,
     ContextChange,
@@ -143,8 +144,11 @@ class FakeEngine:
     attention = AttentionChoice("reference", AttentionReason.PLATFORM)
     attention_status: Attention | None = attention.as_status()
 
+    adapters_in_words = ""
+
     def __init__(self) -> None:
         self.info = INFO
+        self.adapter_revisions: dict[str, str] = {}  # name → content
         self.contexts: dict[tuple[str, str], FakeContext] = {}
         self.calls: list[tuple[str, Caller, Any]] = []
         self.error: BaseException | None = None  # what the next call raises
@@ -212,6 +216,26 @@ class FakeEngine:
         )
         self.contexts[caller.tenant, context_id] = FakeContext(info)
         return info
+
+    async def load_adapter(self, caller: Caller, name: str, directory: str) -> AdapterInfo:
+        self._enter("load_adapter", caller, (name, directory))
+        self.adapter_revisions[name] = f"content of {directory}"
+        return self._adapter(name)
+
+    async def unload_adapter(self, caller: Caller, name: str) -> AdapterInfo:
+        self._enter("unload_adapter", caller, name)
+        if name not in self.adapter_revisions:
+            raise NotFound(f"no adapter {name!r} is loaded", reason="ADAPTER_NOT_FOUND")
+        info = self._adapter(name)
+        del self.adapter_revisions[name]
+        return info
+
+    async def adapters(self, caller: Caller) -> Sequence[AdapterInfo]:
+        self._enter("adapters", caller)
+        return [self._adapter(name) for name in sorted(self.adapter_revisions)]
+
+    def _adapter(self, name: str) -> AdapterInfo:
+        return AdapterInfo(name=name, revision=self.adapter_revisions[name], rank=4, parameters=99, contexts=2)
 
     async def create(self, caller: Caller, request: CreateContextRequest) -> ContextInfo:
         self._enter("create", caller, request)
@@ -331,9 +355,15 @@ class FakeEngine:
         return [self._info(self.contexts[caller.tenant, id]) for id in found[:limit]]
 
     async def plan(
-        self, caller: Caller, tokens: Sequence[int], *, context_id: str | None = None, salt: str = ""
+        self,
+        caller: Caller,
+        tokens: Sequence[int],
+        *,
+        context_id: str | None = None,
+        salt: str = "",
+        adapter: str = "",
     ) -> PlanResult:
-        self._enter("plan", caller, (list(tokens), context_id, salt))
+        self._enter("plan", caller, (list(tokens), context_id, salt, *([adapter] if adapter else [])))
         return PlanResult(
             tokens=len(tokens), resident=1, restored=5, host=2, disk=3, computed=4, pages_needed=6, pages_available=7
         )

@@ -78,6 +78,10 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "weights_dtype": ("float8_e4m3fn", "float8_e4m3fn"),
     "matmul_dtype": ("float32", "float32"),
     "tensor": ("2", 2),
+    "adapter": ("a=adapters/a", ("a=adapters/a",)),
+    "adapter_slots": ("3", 3),
+    "adapter_rank": ("32", 32),
+    "adapter_dir": ("adapters", Path("adapters")),
     "attention": ("reference", "reference"),
     "page_size": ("32", 32),
     "kv_tokens": ("1000", 1000),
@@ -384,3 +388,28 @@ def test_hosts_and_origins_of_http() -> None:
     config = read_config(["--allowed-hosts", "a.example", "--allowed-hosts", "b.example"], {}, "jaxctx-serve")
     assert isinstance(config, ServeConfig)
     assert (config.allowed_hosts, config.cors_origins) == (("a.example", "b.example"), ())
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--adapter", "a"], "--adapter: must be NAME=DIR, not a"),
+        (["--adapter", "=d"], "--adapter: must be NAME=DIR, not =d"),
+        (["--adapter", "a="], "--adapter: must be NAME=DIR, not a="),
+        (["--adapter", "a=x", "--adapter", "a=y"], "--adapter: every NAME must be another"),
+        (["--adapter", "a=x", "--adapter-slots", "0"], "--adapter-slots: must be at least the number of --adapter"),
+        (["--adapter-dir", "d", "--adapter-slots", "0"], "--adapter-dir: means nothing with --adapter-slots 0"),
+        (["--adapter", "a=x", "--role", "router"], "--adapter, --adapter-slots and --adapter-dir: are for the engines"),
+    ],
+)
+def test_adapters_that_contradict_each_other(argv: list[str], message: str) -> None:
+    assert refused(*argv).startswith(message)
+
+
+def test_slots_follow_the_adapters() -> None:
+    assert read().adapter_slots_or_default == 0
+    config = read("--adapter", "a=x=y", "--adapter", "b=z")
+    assert config.adapters == {"a": Path("x=y"), "b": Path("z")}
+    assert config.adapter_slots_or_default == 2
+    assert read("--adapter-dir", "d").adapter_slots_or_default == 4
+    assert read("--adapter-slots", "7", "--adapter-dir", "d").adapter_slots_or_default == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx.engine.config import EngineConfig, page_bytes
 from jaxctx.engine.default_sizes import Sizes
 from jaxctx.engine.factory import ServedModel
+from jaxctx.engine.interface import Caller
 from jaxctx.engine.plan.memory_planner import MemoryPlan
 from jaxctx.engine.runner import matmul_choice
 from jaxctx.engine.runner.check.comparison import empty_report
@@ -27,11 +29,12 @@ from jaxctx.engine.runner.compiled_model import ONE_ROW, CompiledModel
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import DecoderModel
+from jaxctx.model.weights import read_config
 from jaxctx_kernels import KernelChoice
 from jaxctx_server import engine_builder, engine_settings
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
 from jaxctx_server.errors import MODEL, USAGE, StartError
-from scripts.checkpoints import write_random
+from scripts.checkpoints import write_adapter, write_random
 from tests.echo import echo_model, echo_text
 from tests.jaxctx.engine.runner.check.test_report import case
 from tests.jaxctx.model.quantization.encode import FORMATS, write_quantised
@@ -588,3 +591,42 @@ def test_a_check_compares_whole_steps_where_there_are_weights(tmp_path: Path, mo
 class _Engine:
     def stop(self) -> None:
         pass
+
+
+def test_adapters_of_the_settings(tmp_path: Path) -> None:
+    model = windowed(tmp_path / "model")
+    config = read_config(model)
+    for name, seed in (("a", 1), ("b", 2)):
+        write_adapter(tmp_path / name, config, seed=seed, rank=seed)
+    write_adapter(tmp_path / "wide", config, seed=1, rank=17)
+    sizes = {"kv_tokens": 64, "max_batch": 1, "max_batch_tokens": 4, "host_tokens": 0}
+
+    def adapters(*named: str) -> tuple[str, ...]:
+        return tuple(f"{name}={tmp_path / name}" for name in named)
+
+    settings = ServeConfig(model, compile_cache=None, adapter=adapters("a", "b"), adapter_dir=tmp_path, **sizes)
+    engine, _ = engine_builder.build_engine(settings, Silent())
+    try:
+        assert set(engine.adapter_revisions) == {"a", "b"}
+        assert (engine.info.adapter_slots, engine.info.adapter_rank) == (4, 16)
+        assert engine.adapters_in_words == "a, b (2 of 4 slots, rank 16)"
+        assert asyncio.run(engine.load_adapter(Caller(), "again", "a")).revision == engine.adapter_revisions["a"]
+    finally:
+        engine.stop()
+    error = refused(model=model, adapter=adapters("wide"), **sizes)
+    assert error.exit_status == MODEL
+    assert str(error).startswith(f"--adapter wide={tmp_path / 'wide'}: adapter_config.json: r: ")
+    error = refused(model=model, adapter=adapters("none"), **sizes)
+    assert "none: does not exist" in str(error)
+    error = refused(model=model, adapter_dir=tmp_path / "none", **sizes)
+    assert str(error) == f"--adapter-dir: {tmp_path / 'none'}: not a directory"
+
+
+def test_a_plan_counts_the_slots_for_adapters(tmp_path: Path) -> None:
+    model = windowed(tmp_path / "model")
+    plain = engine_builder._described(ServeConfig(model), engine_builder._shape(ServeConfig(model)))[1]
+    wide_config = ServeConfig(model, adapter_slots=2, adapter_rank=8)
+    wide = engine_builder._described(wide_config, engine_builder._shape(wide_config))[1]
+    added = sum(each.size for each in wide) - sum(each.size for each in plain)
+    # Two slots of rank 8: A and B of q, k, v, o, gate, up and down, of width 16, heads 2 x 8, KV heads 1 x 8.
+    assert added == 16 * (2 * (16 + 16) + 2 * (16 + 8) + 3 * (16 + 16))

@@ -18,6 +18,7 @@ from jaxctx.client.options import ChatOptions
 from jaxctx.client.tls import Tls
 from jaxctx.errors import JaxctxError
 from jaxctx.types import (
+    AdapterInfo,
     ContextEvent,
     ContextInfo,
     EngineStats,
@@ -74,6 +75,7 @@ class Client(Closeable):
         context_id: str | None = None,
         model_id: str | None = None,
         salt: str | None = None,
+        adapter: str | None = None,
         priority: int | None = None,
         manual_commit: bool | None = None,
         pinned: bool | None = None,
@@ -97,8 +99,10 @@ class Client(Closeable):
             context_id: Chosen by the caller so that a retry is safe (a second request of the same id raises
                 AlreadyExists): 1 to 64 characters of A-Z a-z 0-9 . _ -, not beginning with a punctuation mark. None:
                 128 random bits from the server.
-            model_id: The model to compute with. None: the server's default.
+            model_id: The model to compute with, or the name of an adapter. None: the server's default.
             salt: Contexts of different salts never share pages; up to 256 bytes.
+            adapter: The LoRA adapter to compute with, by its name, see `load_adapter`. None: none, unless `model_id` is
+                one.
             priority: -100 to 100; higher runs first.
             manual_commit: Full pages are committed only by `Context.commit`.
             pinned: Never evicted under memory pressure. More than the caller may pin raises ResourceExhausted
@@ -114,6 +118,7 @@ class Client(Closeable):
             context_id=context_id,
             model_id=model_id,
             salt=salt,
+            adapter=adapter,
             priority=priority,
             manual_commit=manual_commit,
             pinned=pinned,
@@ -185,6 +190,7 @@ class Client(Closeable):
         *,
         model_id: str = "",
         salt: str = "",
+        adapter: str = "",
         tokens: Sequence[int] | None = None,
         messages: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
@@ -194,12 +200,14 @@ class Client(Closeable):
     ) -> PlanResult:
         """What filling a new context would find in the cache and need, without doing it.
 
-        `model_id` and `salt` are those of the new context; the other arguments are those of `Context.fill`.
+        `model_id`, `salt` and `adapter` are those of the new context; the other arguments are those of `Context.fill`.
         """
         content = requests.content_fields(
             text, tokens, messages, add_generation_prompt, add_special_tokens, chat_options
         )
-        request = requests.build_request(context_service_pb2.PlanRequest, model_id=model_id, salt=salt, **content)
+        request = requests.build_request(
+            context_service_pb2.PlanRequest, model_id=model_id, salt=salt, adapter=adapter, **content
+        )
         response = self._channel.call(self._channel.contexts.Plan, request, timeout_s)
         return convert.plan_result_from_proto(response)
 
@@ -571,6 +579,7 @@ class Client(Closeable):
             requests_admitted=sum(load.requests_admitted for load in loads),
             queue_seconds=sum(load.queue_seconds for load in loads),
             step_seconds=sum(load.step_seconds for load in loads),
+            adapters=sum(load.adapters for load in loads),
         )
 
     def drain(self, *, timeout_s: float | None = None) -> None:
@@ -587,6 +596,34 @@ class Client(Closeable):
         request = requests.build_request(admin_service_pb2.ClearCacheRequest)
         response = self._channel.call(self._channel.admin.ClearCache, request, timeout_s)
         return response.pages_dropped
+
+    def load_adapter(
+        self, name: str, directory: str = "", *, model_id: str = "", timeout_s: float | None = None
+    ) -> AdapterInfo:
+        """Load a LoRA adapter, to be called `name`; in a router, on all engines of the model `model_id`.
+
+        `directory` is the name of a directory in the server's --adapter-dir, as PEFT writes it; empty: `name`. Contexts
+        that use an adapter that was called so before keep it. Raises InvalidArgument for a directory that is damaged or
+        of another model, NotFound (ADAPTER_NOT_FOUND), ResourceExhausted (ADAPTER_SLOTS), FailedPrecondition
+        (NO_ADAPTERS).
+        """
+        request = requests.build_request(
+            admin_service_pb2.LoadAdapterRequest, name=name, directory=directory, model_id=model_id
+        )
+        response = self._channel.call(self._channel.admin.LoadAdapter, request, timeout_s)
+        return convert.adapter_from_proto(response.adapter)
+
+    def unload_adapter(self, name: str, *, timeout_s: float | None = None) -> AdapterInfo:
+        """Forget an adapter's name; contexts that use the adapter keep it. Raises NotFound (ADAPTER_NOT_FOUND)."""
+        request = requests.build_request(admin_service_pb2.UnloadAdapterRequest, name=name)
+        response = self._channel.call(self._channel.admin.UnloadAdapter, request, timeout_s)
+        return convert.adapter_from_proto(response.adapter)
+
+    def adapters(self, *, timeout_s: float | None = None) -> list[AdapterInfo]:
+        """The adapters in the order of their names; then those without a name that contexts still use."""
+        request = requests.build_request(admin_service_pb2.ListAdaptersRequest)
+        response = self._channel.call(self._channel.admin.ListAdapters, request, timeout_s)
+        return [convert.adapter_from_proto(adapter) for adapter in response.adapters]
 
     def close(self) -> None:
         """Close the connection; calls under way end with Cancelled."""

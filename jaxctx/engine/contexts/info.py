@@ -39,6 +39,8 @@ def context_info(context: Context, *, model_id: str, has_writer: bool) -> Contex
         forked_at=forked_at,
         snapshot=context.snapshot,
         engine_id=LOCAL_ENGINE,
+        adapter=context.adapter,
+        adapter_revision=context.identity.adapter,
     )
 
 

@@ -15,6 +15,7 @@ from jaxctx.cache import audit, page_control
 from jaxctx.cache.context_cache import Context, ContextCache, Identity, PrefixMatch
 from jaxctx.cache.prefix_index import NOWHERE
 from jaxctx.cache.tiers import TierEntry
+from jaxctx.engine.adapters.table import AdapterTable
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.contexts.info import context_info
 from jaxctx.engine.contexts.lifecycle import ContextLifecycle
@@ -43,7 +44,7 @@ NOTHING_FOUND = PrefixMatch(device=0, unheld=0, host=0, disk=0)
 class ContextOperations:
     """Operations on the contexts of one engine.
 
-    `model` identifies its pages, except for namespace and salt; `model_id` is the model's name on this server.
+    `model` identifies its pages, except for namespace, adapter and salt; `model_id` is the model's name on this server.
     """
 
     config: EngineConfig
@@ -51,14 +52,20 @@ class ContextOperations:
     scheduler: Scheduler
     lifecycle: ContextLifecycle
     quotas: Quotas
+    adapters: AdapterTable
     model: Identity
     model_id: str
 
     # New contexts.
 
     def create(self, caller: Caller, request: CreateContextRequest) -> Context:
-        """A new, empty context. Raises AlreadyExists, ResourceExhausted (QUOTA, TOO_MANY_CONTEXTS, PIN_BUDGET)."""
-        context = self.make_empty(caller, request.context_id, request.salt, request.manual_commit)
+        """A new, empty context.
+
+        Raises NotFound (ADAPTER_NOT_FOUND), AlreadyExists, ResourceExhausted (QUOTA, TOO_MANY_CONTEXTS, PIN_BUDGET).
+        """
+        adapter = self.adapters.find(request.adapter) if request.adapter else None
+        identity = self.identity(caller, request.salt, "" if adapter is None else adapter.content_hash)
+        context = self.make_empty(caller, request.context_id, identity, request.adapter, request.manual_commit)
         context.of_program = is_of_program(request.labels)
         settings = UpdateContextRequest(
             priority=request.priority,
@@ -70,15 +77,18 @@ class ContextOperations:
         self.lifecycle.begin(context, settings, ContextChange.CREATED)
         return context
 
-    def make_empty(self, caller: Caller, context_id: str | None, salt: str, manual_commit: bool) -> Context:
+    def make_empty(
+        self, caller: Caller, context_id: str | None, identity: Identity, adapter: str, manual_commit: bool
+    ) -> Context:
         """An empty context that is not announced yet: `create` and `begin_opened` give it its settings.
 
-        `context_id` None: a new id. Raises AlreadyExists, ResourceExhausted (QUOTA, TOO_MANY_CONTEXTS).
+        `adapter`: what that of its identity is called. `context_id` None: a new id.
+        Raises AlreadyExists, ResourceExhausted (QUOTA, TOO_MANY_CONTEXTS).
         """
         self._raise_if_too_many(1, caller.tenant)
-        return self.cache.create(
-            self.identity(caller, salt), tenant=caller.tenant, context_id=context_id, manual_commit=manual_commit
-        )
+        context = self.cache.create(identity, tenant=caller.tenant, context_id=context_id, manual_commit=manual_commit)
+        context.adapter = adapter
+        return context
 
     def begin_opened(self, context: Context, request: OpenRequest, snapshot: str) -> Context:
         """Give a context that was made from `snapshot` ("NAME@VERSION") the requested settings, and announce it.
@@ -93,9 +103,12 @@ class ContextOperations:
         self.lifecycle.begin(context, settings, ContextChange.OPENED)
         return context
 
-    def identity(self, caller: Caller, salt: str) -> Identity:
-        """The identity of a context with this salt. Contexts share pages only within one identity."""
-        return replace(self.model, namespace=caller.tenant, salt=salt)
+    def identity(self, caller: Caller, salt: str, adapter: str = "") -> Identity:
+        """The identity of a context with this salt, and an adapter of this content hash; empty: none.
+
+        Contexts share pages only within one identity.
+        """
+        return replace(self.model, namespace=caller.tenant, adapter=adapter, salt=salt)
 
     def fork(
         self, caller: Caller, context_id: str, child_ids: Sequence[str] = (), n: int | None = None
@@ -292,10 +305,15 @@ class ContextOperations:
 
     # Plan.
 
-    def plan(self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str) -> PlanResult:
-        """What a fill of int32 `tokens` would find and need, in a context or (None) in a new one of this salt."""
+    def plan(
+        self, caller: Caller, tokens: np.ndarray, context_id: str | None, salt: str, adapter: str = ""
+    ) -> PlanResult:
+        """What a fill of int32 `tokens` would find and need, in a context or (None) in a new one of this salt and
+        adapter. Raises NotFound (ADAPTER_NOT_FOUND).
+        """
         if context_id is None:
-            found = self.cache.find(self.identity(caller, salt), tokens)
+            content_hash = self.adapters.find(adapter).content_hash if adapter else ""
+            found = self.cache.find(self.identity(caller, salt, content_hash), tokens)
             available = self.config.pages - self._kept_pages(caller.tenant) - found.unheld
             return self._plan(len(tokens), found, computed_tokens=0, own_pages=0, pages_available=available)
         context = self.cache.get(caller.tenant, context_id)

@@ -26,6 +26,7 @@ from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache, Identity
 from jaxctx.cache.page_control import truncate
 from jaxctx.cache.tiers import MoveKind
+from jaxctx.engine.adapters.table import AdapterTable
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.contexts.lifecycle import ContextLifecycle
 from jaxctx.engine.contexts.operations import ContextOperations
@@ -105,8 +106,10 @@ class EngineCore:
         self.masks = MaskWorker()
         self.quotas = Quotas(config)
         self.lifecycle = ContextLifecycle(self.cache, self.scheduler, self.quotas, deps.wall_clock)
+        slots = runner.adapter_slots
+        self.adapters = AdapterTable(0 if slots is None else slots.count, self.cache)
         self.contexts = ContextOperations(
-            config, self.cache, self.scheduler, self.lifecycle, self.quotas, model, model_id
+            config, self.cache, self.scheduler, self.lifecycle, self.quotas, self.adapters, model, model_id
         )
         self.draining = False
         self.steps = 0
@@ -346,7 +349,7 @@ class EngineCore:
         self.steps += 1
         shape = self.runner.select_bucket(batch.rows, batch.outputs)
         packed, views = self.runner.make_step_inputs(shape)
-        segments = write_batch(batch, views, self.config.page_size)
+        segments = write_batch(batch, views, self.config.page_size, self.adapters.slot_of)
         write_metadata(segments, shape, views)
         masks = _masks_of(batch)
         if masks:
@@ -530,6 +533,7 @@ class EngineCore:
             requests_admitted=scheduler.requests_admitted,
             queue_seconds=scheduler.queue_seconds,
             step_seconds=scheduler.step_seconds,
+            adapters=self.adapters.count,
         )
 
 

@@ -10,13 +10,22 @@ from jaxctx.engine.runner.step import StepInputs
 from jaxctx.engine.scheduler.scheduler_output import Batch, ScheduledRequest
 from jaxctx_kernels import Segment
 
+NO_ADAPTERS: Mapping[str, int] = {}
 
-def write_batch(batch: Batch, views: StepInputs, page_size: int) -> list[Segment]:
+
+def write_batch(
+    batch: Batch, views: StepInputs, page_size: int, adapter_slots: Mapping[str, int] = NO_ADAPTERS
+) -> list[Segment]:
     """Write a batch into the step's inputs, all but the attention metadata.
 
+    `adapter_slots`: content hash of an adapter → its slot.
     Returns what that is built from: which pages the rows of each request attend to.
     """
     segments = [_write_request(scheduled, views, page_size) for scheduled in batch.scheduled]
+    for scheduled in batch.scheduled:
+        adapter = scheduled.request.context.identity.adapter
+        if adapter:
+            views.adapters[scheduled.first_row : scheduled.first_row + scheduled.rows] = adapter_slots[adapter]
     if batch.outputs:  # a custom-mask step has the rows of one request
         (scheduled,) = batch.scheduled
         overrides = scheduled.request.context.attention_overrides

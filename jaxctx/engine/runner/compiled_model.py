@@ -236,7 +236,8 @@ class CompiledModel:
         # Under masks these hold the windows, as positions are others than indices there.
         metadata = tuple(shape(window=None if mask_words else window) for window in spec.kinds)
         mask_windows = spec.kinds if mask_words and spec.has_windows else ()
-        return StepShape(rows, min(rows, samples), metadata, mask_words, mask_windows)
+        has_adapters = self._model.adapter_slots is not None
+        return StepShape(rows, min(rows, samples), metadata, mask_words, mask_windows, has_adapters)
 
     def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:
         return self._struct(param.shape, param.dtype, None if self._mesh is None else param.sharding)

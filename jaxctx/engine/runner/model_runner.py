@@ -68,6 +68,7 @@ class ModelRunner:
         self._compiled: dict[Function, Executable] = {}
         self.attention = attention or unchecked(self.program)
         self.compilations_after_ready = 0  # on threads that count them
+        self.adapter_slots = model.adapter_slots
         self.shapes = self.program.shapes
         self.custom_mask_shapes = self.program.custom_mask_shapes
         # Replaced as a whole by the thread that compiles, while the step thread reads it.
@@ -191,6 +192,10 @@ class ModelRunner:
             return None, output
         all_logits.copy_to_host_async()
         return all_logits, output
+
+    def replace_parameters(self, arrays: Mapping[int, jax.Array]) -> None:
+        """Use these from the next step on, by their index; they have the shapes, types and places of those before."""
+        self._params = tuple(arrays.get(index, old) for index, old in enumerate(self._params))
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole pages in all layers in this order, after all steps dispatched so far and before all later ones."""

@@ -13,6 +13,8 @@ there the device narrows the masks by the positions of all indices of the contex
 
     packed:  tokens[T] positions[T] kv_slots[T] | sample_rows[S] slots[S] sampling[S, ROW_WORDS]
              | mask[T, M] index_positions[32 M] | metadata of each kind
+
+Of a model with slots for adapters, `adapters[T]` stands behind `kv_slots`.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,6 +60,7 @@ class StepShape:
     metadata: tuple[kernels.MetadataShape, ...]  # of each kind of layer, see `KVSpec.kinds`
     mask_words: int = 0  # int32 words of a row's mask; 0: rows have no masks
     mask_windows: tuple[int | None, ...] = ()  # that masks are narrowed by, one for each kind; empty: by none
+    has_adapters: bool = False  # whether the model has slots for adapters
 
     def __str__(self) -> str:
         return f"{'custom-mask step' if self.mask_words else 'step'} of {self.rows} rows"
@@ -65,7 +68,7 @@ class StepShape:
     @property
     def size(self) -> int:
         """int32s of the packed vector."""
-        row_words = 3 + self.mask_words  # token, position, KV slot
+        row_words = 3 + self.has_adapters + self.mask_words  # token, position, KV slot, adapter
         sample_words = 2 + ROW_WORDS  # row, slot
         metadata = sum(kind.size() for kind in self.metadata)
         return row_words * self.rows + sample_words * self.samples + self.index_positions + metadata
@@ -82,6 +85,7 @@ class StepInputs(NamedTuple):
     tokens: Any  # [rows]; below zero: what slot (-1 - token) sampled last, or PADDING
     positions: Any  # [rows]
     kv_slots: Any  # [rows]: page * page_size + offset; 0 is in the scratch page
+    adapters: Any  # [rows]: the slot of the row's adapter, 0: none; [0] where the model has no slots for adapters
     sample_rows: Any  # [samples]: the row that each sample is drawn from
     slots: Any  # [samples]: the slot that remembers the sampled token
     sampling: Any  # [samples, ROW_WORDS], as `row_words` makes them
@@ -97,6 +101,7 @@ def unpack_inputs(packed: Any, shape: StepShape) -> StepInputs:
         rows,  # tokens
         rows,  # positions
         rows,  # kv_slots
+        rows * shape.has_adapters,  # adapters
         samples,  # sample_rows
         samples,  # slots
         samples * ROW_WORDS,  # sampling
@@ -105,11 +110,12 @@ def unpack_inputs(packed: Any, shape: StepShape) -> StepInputs:
         *(kind.size() for kind in shape.metadata),
     )
     parts = [packed[end - size : end] for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
-    tokens, positions, kv_slots, sample_rows, slots, sampling, mask, index_positions, *metadata = parts
+    tokens, positions, kv_slots, adapters, sample_rows, slots, sampling, mask, index_positions, *metadata = parts
     return StepInputs(
         tokens=tokens,
         positions=positions,
         kv_slots=kv_slots,
+        adapters=adapters,
         sample_rows=sample_rows,
         slots=slots,
         sampling=sampling.reshape(samples, ROW_WORDS),
@@ -283,7 +289,7 @@ def step(
     tokens = jnp.where(inputs.tokens < 0, from_slot, inputs.tokens)
     tokens = jnp.where(inputs.tokens == PADDING, 0, tokens)
     kv = PagedAttention(pools, spec, inputs, shape, mesh)
-    hidden = model.hidden(params, tokens, inputs.positions, kv)
+    hidden = model.hidden(params, tokens, inputs.positions, kv, inputs.adapters if shape.has_adapters else None)
     logits = model.logits(params, hidden[inputs.sample_rows])
     sampled, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state, mesh)
     as_bits = [jax.lax.bitcast_convert_type(each, jnp.int32).reshape(shape.samples, -1) for each in sampled]

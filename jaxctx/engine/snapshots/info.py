@@ -26,6 +26,8 @@ def snapshot_info(version: SnapshotVersion, *, latest: bool) -> Snapshot:
         parent_version=version.parent_version,
         labels=version.labels,
         attachment_bytes=version.attachment_bytes,
+        adapter=version.adapter,
+        adapter_revision=version.adapter_revision,
     )
 
 

@@ -83,6 +83,8 @@ class SnapshotContexts:
             size_bytes=pages * self.runner.page_bytes,
             model_revision=hidden.identity.model_revision,
             salt=hidden.identity.salt,
+            adapter=hidden.adapter,
+            adapter_revision=hidden.identity.adapter,
             manual_commit=hidden.manual_commit,
             lifetime=self.lifecycle.new_lifetime(request.ttl),
             attachment_bytes=len(request.attachment),
@@ -98,6 +100,8 @@ class SnapshotContexts:
             identity=hidden.identity.encode(),
             model_revision=hidden.identity.model_revision,
             salt=hidden.identity.salt,
+            adapter=hidden.adapter,
+            adapter_revision=hidden.identity.adapter,
             kv_dtype=hidden.identity.kv_dtype,
             page_size=hidden.page_size,
             page_bytes=self.runner.page_bytes,
@@ -144,8 +148,11 @@ class SnapshotContexts:
         """A context of a stored record, and the pages that it needs from the store.
 
         Raises FailedPrecondition (MODEL_MISMATCH) if the stored pages cannot be used here, and the request does not
-        allow to recompute them.
+        allow to recompute them; (ADAPTER_MISMATCH) if the adapter is not loaded that they were computed with.
         """
+        adapter = ""
+        if record.adapter_revision:
+            adapter = self.contexts.adapters.require(record.adapter_revision, record.adapter)
         usable = self._pages_are_usable(record)
         if not usable and not request.recompute:
             why = "other weights or KV type"
@@ -155,7 +162,8 @@ class SnapshotContexts:
         if len(record.tokens) > self.config.max_context_tokens:
             longest = self.config.longest
             raise FailedPrecondition(f"of {len(record.tokens)} tokens; here a context holds at most {longest}")
-        context = self.contexts.make_empty(caller, request.context_id, record.salt, record.manual_commit)
+        identity = self.contexts.identity(caller, record.salt, record.adapter_revision)
+        context = self.contexts.make_empty(caller, request.context_id, identity, adapter, record.manual_commit)
         self.contexts.begin_opened(context, request, _snapshot_name(version))
         overrides: list[bytes] = []
         if record.attention_overrides:

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float32
 
 from jaxctx.model.config import ModelConfig
-from jaxctx.model.layers.linear import Create, Linear
+from jaxctx.model.layers.linear import AdapterColumns, Create, Linear
 from jaxctx.model.layers.norm import RMSNorm
 from jaxctx.model.layers.rope import RopeCosSin, rotate
 
@@ -23,10 +23,10 @@ class Attention(nnx.Module):
         embed = (config.width, "embed")
         heads = (config.heads * config.head_dim, "heads")
         kv_heads = (config.kv_heads * config.head_dim, "kv_heads")
-        self.q_proj = Linear(create, heads, embed, bias=config.qkv_bias)
-        self.k_proj = Linear(create, kv_heads, embed, bias=config.qkv_bias)
-        self.v_proj = Linear(create, kv_heads, embed, bias=config.qkv_bias)
-        self.o_proj = Linear(create, embed, heads, bias=config.out_bias)
+        self.q_proj = Linear(create, heads, embed, bias=config.qkv_bias, adapters=config.adapters)
+        self.k_proj = Linear(create, kv_heads, embed, bias=config.qkv_bias, adapters=config.adapters)
+        self.v_proj = Linear(create, kv_heads, embed, bias=config.qkv_bias, adapters=config.adapters)
+        self.o_proj = Linear(create, embed, heads, bias=config.out_bias, adapters=config.adapters)
         self.q_norm = query_key_norm(create, config, heads)
         self.k_norm = query_key_norm(create, config, kv_heads)
         self.norm_over = config.query_key_norm
@@ -35,9 +35,14 @@ class Attention(nnx.Module):
         wanted = config.attention_scale
         self.query_scale = 1.0 if wanted is None else wanted * math.sqrt(config.head_dim)
 
-    def __call__(self, x: Float32[Array, "rows embed"], rotation: RopeCosSin | None) -> tuple[jax.Array, ...]:
-        """Query, key and value, float32 `[rows, heads or kv_heads, head_dim]`. `rotation`: None in a layer without."""
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+    def __call__(
+        self, x: Float32[Array, "rows embed"], rotation: RopeCosSin | None, columns: AdapterColumns | None = None
+    ) -> tuple[jax.Array, ...]:
+        """Query, key and value, float32 `[rows, heads or kv_heads, head_dim]`.
+
+        `rotation`: None in a layer without. `columns`: of the rows' adapters.
+        """
+        q, k, v = self.q_proj(x, columns), self.k_proj(x, columns), self.v_proj(x, columns)
         if self.norm_over == "all_heads":
             q, k = self._normalize(q, k)
         q, k, v = (y.reshape(x.shape[0], -1, self.head_dim) for y in (q, k, v))
@@ -54,10 +59,13 @@ class Attention(nnx.Module):
         return self.q_norm(q), self.k_norm(k)
 
     def project_output(
-        self, attended: Float32[Array, "rows heads head_dim"], mesh: Mesh | None
+        self,
+        attended: Float32[Array, "rows heads head_dim"],
+        mesh: Mesh | None,
+        columns: AdapterColumns | None = None,
     ) -> Float32[Array, "rows embed"]:
         """What attention adds to the residual stream."""
-        return self.o_proj.sum_over(mesh, attended.reshape(attended.shape[0], -1))
+        return self.o_proj.sum_over(mesh, attended.reshape(attended.shape[0], -1), columns)
 
 
 def query_key_norm(create: Create, config: ModelConfig, all_heads: tuple[int, str]) -> RMSNorm | None:

@@ -13,7 +13,7 @@ from jaxctx.model.config import ModelConfig, NormPlacement
 from jaxctx.model.layers.attention import Attention
 from jaxctx.model.layers.experts import SparseFeedForward
 from jaxctx.model.layers.feed_forward import FeedForward
-from jaxctx.model.layers.linear import Create
+from jaxctx.model.layers.linear import AdapterColumns, Create
 from jaxctx.model.layers.norm import RMSNorm
 from jaxctx.model.layers.rope import RopeCosSin
 from jaxctx_kernels import KernelName
@@ -30,9 +30,14 @@ class DecoderLayer(nnx.Module):
         self.mlp = FeedForward(create, config) if experts is None else SparseFeedForward(create, config, experts)
         self.residual_scale = config.residual_scale
 
-    def before_attention(self, x: Float32[Array, "rows embed"], rotation: RopeCosSin | None) -> tuple[jax.Array, ...]:
-        """Query, key and value of the rows. `rotation`: None in a layer that rotates nothing."""
-        return self.self_attn(self._attention_input(x), rotation)
+    def before_attention(
+        self, x: Float32[Array, "rows embed"], rotation: RopeCosSin | None, columns: AdapterColumns | None = None
+    ) -> tuple[jax.Array, ...]:
+        """Query, key and value of the rows.
+
+        `rotation`: None in a layer that rotates nothing. `columns`: of the rows' adapters.
+        """
+        return self.self_attn(self._attention_input(x), rotation, columns)
 
     def after_attention(
         self,
@@ -41,17 +46,18 @@ class DecoderLayer(nnx.Module):
         mesh: Mesh | None,
         padding: Bool[Array, " rows"] | None = None,
         kernel: KernelName = "reference",
+        columns: AdapterColumns | None = None,
     ) -> Float32[Array, "rows embed"]:
         """The residual stream after attention and feed-forward. `mesh`: parameters and `attended` are split over it.
 
-        `padding` and `kernel` are those of the `AttentionBackend`.
+        `padding` and `kernel` are those of the `AttentionBackend`; `columns`: of the rows' adapters.
         """
-        x = self._add(x, self._attention_output(self.self_attn.project_output(attended, mesh)))
+        x = self._add(x, self._attention_output(self.self_attn.project_output(attended, mesh, columns)))
         given = self._mlp_input(x)
         if isinstance(self.mlp, SparseFeedForward):
             fed = self.mlp(given, mesh, padding, kernel)
         else:
-            fed = self.mlp(given, mesh)
+            fed = self.mlp(given, mesh, columns)
         return self._add(x, self._mlp_output(fed))
 
     def _add(self, x: jax.Array, block: jax.Array) -> jax.Array:

@@ -1,32 +1,51 @@
 """Products with a weight, and the values that parameters are made of."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Bool, Float, Float32
 
-from jaxctx.model.products import QuantizedWeight, project, project_and_sum
+from jaxctx.model.config import AdapterSlots
+from jaxctx.model.products import LowRank, QuantizedWeight, project, project_and_sum
 
 Axes = tuple[str, ...]  # logical axis names of a parameter, see `sharding`
 Create = Callable[[tuple[int, ...], str], "jax.Array | jax.ShapeDtypeStruct | QuantizedWeight"]
-"""Makes the value of a parameter from its shape and kind: "matrix", "embedding", "bias" (zeros) or "scale" (ones).
+"""Makes the value of a parameter from its shape and kind: "matrix", "embedding", "bias" (zeros), "scale" (ones) or
+"adapter" (zeros).
 
 Only a matrix may be a `QuantizedWeight`; an "embedding", a head or a router never is.
 """
+AdapterColumns = Bool[Array, "rows columns"]
+"""Which columns of `lora_a` a row keeps: those of its own adapter's slot, see `AdapterSlots`."""
 
 
 class Linear(nnx.Module):
-    """`x @ weight.T + bias`, in float32. `weight` `[out, in]`; `weight_scale` `[out]` where that has 8 bits."""
+    """`x @ weight.T + bias`, in float32. `weight` `[out, in]`; `weight_scale` `[out]` where that has 8 bits.
+
+    With slots for adapters a row also gets `x @ lora_a.T @ lora_b.T` over the columns of its adapter: `lora_a`
+    `[columns, in]`, `lora_b` `[out, columns]`. Other columns add exact zeros, so that adapters share a step.
+    """
 
     def __init__(
-        self, create: Create, out: tuple[int, str], inside: tuple[int, str], *, bias: bool, kind: str = "matrix"
+        self,
+        create: Create,
+        out: tuple[int, str],
+        inside: tuple[int, str],
+        *,
+        bias: bool,
+        kind: str = "matrix",
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.shape, self.axes = (out[0], inside[0]), (out[1], inside[1])
         self.set_weight(create(self.shape, kind))
         self.bias = nnx.Param(create((out[0],), "bias"), axes=(out[1],)) if bias else None
+        columns = None if adapters is None else (adapters.columns, "adapters")
+        self.lora_a = None if columns is None else _adapter_param(create, columns, inside)
+        self.lora_b = None if columns is None else _adapter_param(create, out, columns)
 
     def set_weight(self, weight: "jax.Array | jax.ShapeDtypeStruct | QuantizedWeight") -> None:
         """Take this weight, `[out, in]`, in place of the one before."""
@@ -35,12 +54,22 @@ class Linear(nnx.Module):
         self.weight_scale = None if quantized is None else nnx.Param(quantized.scale, axes=self.axes[:1])
         self.matmul_dtype = "" if quantized is None else quantized.matmul_dtype
 
-    def __call__(self, x: Float[Array, "rows in"]) -> Float32[Array, "rows out"]:
-        return self._add_bias(project(x, self._read_weight()))
+    def __call__(self, x: Float[Array, "rows in"], columns: AdapterColumns | None = None) -> Float32[Array, "rows out"]:
+        """The product. `columns`: those of each row's adapter; None: no row has one."""
+        product = project(x, self._read_weight())
+        low_rank = self._low_rank(columns)
+        return self._add_bias(product if low_rank is None else product + low_rank.project(x))
 
-    def sum_over(self, mesh: Mesh | None, x: Float[Array, "rows in"]) -> Float32[Array, "rows out"]:
+    def sum_over(
+        self, mesh: Mesh | None, x: Float[Array, "rows in"], columns: AdapterColumns | None = None
+    ) -> Float32[Array, "rows out"]:
         """The same where `in` is split over `mesh`, see `project_and_sum`."""
-        return self._add_bias(project_and_sum(x, self._read_weight(), mesh))
+        return self._add_bias(project_and_sum(x, self._read_weight(), mesh, self._low_rank(columns)))
+
+    def _low_rank(self, columns: AdapterColumns | None) -> LowRank | None:
+        if self.lora_a is None or self.lora_b is None or columns is None:
+            return None
+        return LowRank(self.lora_a[...], self.lora_b[...], columns)
 
     def _read_weight(self) -> "jax.Array | QuantizedWeight":
         weight: jax.Array = self.weight[...]
@@ -50,3 +79,8 @@ class Linear(nnx.Module):
 
     def _add_bias(self, y: Float32[Array, "rows out"]) -> Float32[Array, "rows out"]:
         return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
+
+
+def _adapter_param(create: Create, rows: tuple[int, str], columns: tuple[int, str]) -> "nnx.Param[jax.Array]":
+    value: Any = create((rows[0], columns[0]), "adapter")
+    return nnx.Param(value, axes=(rows[1], columns[1]))

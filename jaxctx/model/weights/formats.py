@@ -45,11 +45,8 @@ class SafetensorsSource:
         self.file = INDEX if promised else SINGLE  # to be named when a tensor is nowhere
         self.tensors: dict[str, StoredTensor] = {}
         for shard in sorted(set(promised.values())) or [SINGLE]:
-            with self._open(shard) as data:
-                for name in data.keys():  # noqa: SIM118  no mapping
-                    header = data.get_slice(name)
-                    kind = _SAFETENSORS_DTYPES.get(header.get_dtype(), header.get_dtype())
-                    self.tensors[name] = StoredTensor(tuple(header.get_shape()), kind, shard)
+            with open_safetensors(directory, shard) as data:
+                self.tensors |= read_headers(data, shard)
         for name, shard in promised.items():
             if name not in self.tensors or self.tensors[name].file != shard:
                 raise CheckpointError(f"{shard}: {name}: missing, though {INDEX} says it is in this file")
@@ -73,7 +70,7 @@ class SafetensorsSource:
                 if stored.dtype == FLOAT8:
                     return read_float8(self._directory / stored.file, part)
                 if stored.file not in shards:
-                    shards[stored.file] = stack.enter_context(self._open(stored.file))
+                    shards[stored.file] = stack.enter_context(open_safetensors(self._directory, stored.file))
                 if part.rows is None:
                     whole: HostArray = shards[stored.file].get_tensor(part.tensor)
                     return whole
@@ -82,14 +79,26 @@ class SafetensorsSource:
 
             yield read_part
 
-    def _open(self, shard: str) -> Any:
-        path = self._directory / shard
-        if not path.is_file():
-            raise CheckpointError(f"{shard}: missing")
-        try:
-            return safe_open(path, framework="numpy")
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{shard}: not a whole safetensors file: {error}") from error
+
+def open_safetensors(directory: Path, file: str) -> Any:
+    """The safetensors file, to be used in a `with`. Raises CheckpointError if it is missing or not whole."""
+    path = directory / file
+    if not path.is_file():
+        raise CheckpointError(f"{file}: missing")
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: not a whole safetensors file: {error}") from error
+
+
+def read_headers(data: Any, file: str) -> dict[str, StoredTensor]:
+    """The tensors of an open safetensors file."""
+    tensors: dict[str, StoredTensor] = {}
+    for name in data.keys():  # noqa: SIM118  no mapping
+        header = data.get_slice(name)
+        kind = _SAFETENSORS_DTYPES.get(header.get_dtype(), header.get_dtype())
+        tensors[name] = StoredTensor(tuple(header.get_shape()), kind, file)
+    return tensors
 
 
 def read_in_order(

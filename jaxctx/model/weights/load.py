@@ -14,13 +14,13 @@ import xxhash
 from jax.sharding import Mesh
 
 from jaxctx.host_memory import physical_memory
-from jaxctx.model.config import DTYPES, ModelConfig
+from jaxctx.model.config import DTYPES, AdapterSlots, ModelConfig
 from jaxctx.model.config_reader import CheckpointError, Reader, read_json
 from jaxctx.model.families.family import TensorPart
 from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract, scale_beside
 from jaxctx.model.quantization.config import read_quantization
 from jaxctx.model.registry import FAMILIES, from_hf
-from jaxctx.model.sharding import check_divisible, put, put_parameter
+from jaxctx.model.sharding import check_divisible, logical_sharding, put, put_parameter
 from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
 from jaxctx.model.weights.formats import (
     CONFIG,
@@ -69,6 +69,7 @@ def load_model(
     weights_dtype: str | None = None,
     matmul_dtype: str | None = None,
     context_tokens: int | None = None,
+    adapters: AdapterSlots | None = None,
     mesh: Mesh | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -78,12 +79,15 @@ def load_model(
     bfloat16 for its range. `weights_dtype` is the type of the layers' matrices: "int8" or "float8_e4m3fn", made here
     unless they are stored so; a floating type, which is then `dtype` too; None: as stored if that has 8 bits, else
     `dtype`. `matmul_dtype`: what matrices of 8 bits are multiplied as, see `QuantizedWeight`; None: `dtype`.
-    `context_tokens`: of the longest context, see `ModelConfig.for_contexts_of`.
+    `context_tokens`: of the longest context, see `ModelConfig.for_contexts_of`. `adapters`: places to make for
+    adapters, which are empty.
     The host holds one tensor at a time (of Orbax, a few hundred megabytes).
     Raises CheckpointError, before anything is moved if the headers already tell, and for a parameter with a value that
     is no number: one NaN makes NaN of every logit.
     """
-    source, model = open_checked(Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype, context_tokens)
+    source, model = open_checked(
+        Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype, context_tokens, adapters=adapters
+    )
     _check_memory(source, model)
     if mesh is not None:
         check_divisible(model.config, mesh)
@@ -94,13 +98,22 @@ def load_model(
         held = data.view(EIGHT_BITS.get(spec.dtype, data.dtype))
         placed = put(held, None) if mesh is None else put_parameter(held, spec.axes, model.config, mesh)
         arrays[spec.name] = placed.block_until_ready()  # so that the host's copy can go before the next one comes
+    for spec in model.specs:
+        if spec.is_of_adapters:
+            arrays[spec.name] = empty_slots(spec, mesh)
     return LoadedModel(
         model=model,
         params=tuple(arrays[spec.name] for spec in model.specs),
         revision=_revision(model, digests),
-        parameters=sum(math.prod(spec.shape) for spec in model.specs if not spec.is_scale),
+        parameters=sum(math.prod(spec.shape) for spec in model.specs if not (spec.is_scale or spec.is_of_adapters)),
         widened=_widened(source, model),
     )
+
+
+def empty_slots(spec: ParamSpec, mesh: Mesh | None) -> jax.Array:
+    """A parameter that holds no adapter: zeros."""
+    zeros = np.zeros(spec.shape, NUMPY_DTYPES[spec.dtype])
+    return put(zeros, None if mesh is None else logical_sharding(mesh, spec.axes))
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -160,9 +173,10 @@ def open_checked(
     weights_dtype: str | None = None,
     matmul_dtype: str | None = None,
     context_tokens: int | None = None,
+    adapters: AdapterSlots | None = None,
 ) -> tuple[WeightSource, DecoderModel]:
     """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
-    config = read_config(directory).for_contexts_of(context_tokens)
+    config = dataclasses.replace(read_config(directory).for_contexts_of(context_tokens), adapters=adapters)
     source = open_weights(directory, config)
     _check_types(source)
     computes = run_dtype(dtype, weights_dtype) or _stored_float(source)
@@ -196,7 +210,8 @@ def stored_parts(source: WeightSource, model: DecoderModel) -> PartsByName:
     """Where the parameters are that the checkpoint stores. Scales are not stored where a weight becomes 8 bits here."""
     parts = _parts(source, model)
     made = _stored_eight_bits(source) is None
-    return {spec.name: parts[spec.name] for spec in model.specs if not (spec.is_scale and made)}
+    stored = [spec for spec in model.specs if not (spec.is_of_adapters or (spec.is_scale and made))]
+    return {spec.name: parts[spec.name] for spec in stored}
 
 
 def _parts(source: WeightSource, model: DecoderModel) -> PartsByName:
@@ -275,7 +290,7 @@ def read_cast(
         with np.errstate(over="ignore"):  # what overflows is found next
             cast = data.astype(np.float32 if made else NUMPY_DTYPES[spec.dtype], copy=False)
         if cast.dtype != np.int8:
-            _check_finite(cast, tensor.file, name)
+            check_finite(cast, tensor.file, name)
         if made:
             values, scale = quantize(cast, spec.dtype)
             yield spec, values
@@ -291,7 +306,7 @@ def _size_bytes(source: WeightSource, spec: ParamSpec, parts: tuple[TensorPart, 
     return math.prod(spec.shape) * source.tensors[parts[0].tensor].stored_bits // 8
 
 
-def _check_finite(data: HostArray, file: str, name: str) -> None:
+def check_finite(data: HostArray, file: str, name: str) -> None:
     """Raises CheckpointError for NaN and infinity. Every bit of their exponents is set."""
     unsigned, infinity = _INFINITY[data.dtype.itemsize]
     bits = np.ascontiguousarray(data).reshape(-1).view(unsigned)
@@ -339,7 +354,8 @@ def _revision(model: DecoderModel, digests: dict[str, str]) -> str:
     """128 bits in hex. Tokens that begin and end a text, and what is only declared, change no computed value."""
     arithmetic = dataclasses.asdict(dataclasses.replace(model.config, dtype="", bos_token_id=None, eos_token_ids=()))
     del arithmetic["declared_positions"]
-    tensors = [[spec.name, list(spec.shape), digests[spec.name]] for spec in model.specs]
+    del arithmetic["adapters"]  # they have digests of their own, and a row without one is computed as without slots
+    tensors = [[spec.name, list(spec.shape), digests[spec.name]] for spec in model.specs if not spec.is_of_adapters]
     types = {"dtype": model.dtype}
     if model.weights_dtype != model.dtype:
         types["weights_dtype"] = model.weights_dtype

@@ -32,6 +32,7 @@ def parameter_parts(model: DecoderModel, *, as_published: bool) -> PartsByName:
         if spec.is_scale
         else parts_of(model.config, spec.name)
         for spec in model.specs
+        if not spec.is_of_adapters
     }
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - gRPC names the methods
-"""AdminService over gRPC: load, drain and cache. Each method calls its namesake of the service layer."""
+"""AdminService over gRPC: load, drain, cache and adapters. Each method calls its namesake of the service layer."""
 
 from jaxctx.v1 import admin_service_pb2 as pb
 from jaxctx.v1.admin_service_pb2_grpc import AdminServiceServicer
@@ -19,6 +19,15 @@ class AdminServicer(AdminServiceServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         return await self._service.drain(self._callers.caller(context), request)
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
+        return await self._service.load_adapter(self._callers.caller(context), request)
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
+        return await self._service.unload_adapter(self._callers.caller(context), request)
+
+    async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
+        return await self._service.list_adapters(self._callers.caller(context), request)
 
     async def ClearCache(self, request: pb.ClearCacheRequest, context: Context) -> pb.ClearCacheResponse:
         return await self._service.clear_cache(self._callers.caller(context), request)

@@ -122,7 +122,7 @@ class Generation:
     keep: bool = False  # leave the contexts to the caller, unless it ends with an error
 
     # What `run` has found out. Complete behind the last part.
-    model_id: str = ""  # from the first part on
+    model_id: str = ""  # that, or its adapter's name, from the first part on
     context_id: str = ""  # the context of the prompt; empty: it has not been made yet
     prompt_ids: Sequence[int] = ()  # with `reads_prompt`, from the first part on
     usage: PromptUsage = field(default_factory=PromptUsage)
@@ -204,7 +204,7 @@ async def begin(call: HttpCall, generation: Generation) -> None:
             generation.usage.reopened_tokens += opened.computed
             generation.usage.restored_tokens += opened.restored
             context = opened.context
-    generation.model_id = context.model_id
+    generation.model_id = context.adapter or context.model_id
     generation.usage.page_size = context.page_size
 
 

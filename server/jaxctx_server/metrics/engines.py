@@ -38,6 +38,8 @@ def load_families(engines: Sequence[EngineLoad]) -> Iterable[Family]:
     yield gauges(table.PUBLICATIONS, [(each.engine_id, each.stats.publications) for each in engines])
     yield gauges(table.DRAINING, [(each.engine_id, int(each.stats.draining)) for each in engines])
     yield gauges(table.COMPILING, [(each.engine_id, each.stats.functions_compiling) for each in engines])
+    yield gauges(table.ADAPTERS, [(each.engine_id, each.stats.adapters) for each in engines])
+    yield gauges(table.ADAPTER_SLOTS, [(each.engine_id, each.info.adapter_slots) for each in engines])
     pages, tiers, capacity = table.KV_PAGES.gauge(), table.TIER_PAGES.gauge(), table.TIER_PAGES_CAPACITY.gauge()
     for each in engines:
         pages.add_metric([each.engine_id, "free"], each.stats.pages_free)

@@ -120,6 +120,8 @@ DRAINING = Metric("jaxctx_engine_draining", Kind.GAUGE, ENGINE, "1 while the eng
 COMPILING = Metric(
     "jaxctx_functions_compiling", Kind.GAUGE, ENGINE, "Steps still to be compiled; larger ones serve until then."
 )
+ADAPTERS = Metric("jaxctx_adapters", Kind.GAUGE, ENGINE, "Slots for LoRA adapters that are taken.")
+ADAPTER_SLOTS = Metric("jaxctx_adapter_slots", Kind.GAUGE, ENGINE, "Slots for LoRA adapters.")
 ATTENTION = Metric(
     "jaxctx_attention_info",
     Kind.GAUGE,
@@ -234,6 +236,8 @@ LOAD_METRICS = (
     PUBLICATIONS,
     DRAINING,
     COMPILING,
+    ADAPTERS,
+    ADAPTER_SLOTS,
     ATTENTION,
 )
 ENGINE_COUNTERS = (

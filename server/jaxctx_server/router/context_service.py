@@ -1,7 +1,7 @@
 """ContextService of a router."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import NotFound
@@ -43,10 +43,11 @@ class RouterContextService:
             caller=caller,
             request=request,
             context_id=request.context_id,
-            model_id=request.model_id,
+            model_id=request.adapter or request.model_id,
             is_work=True,
         )
-        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.CreateContext)
+        with adapter_errors(request.adapter):
+            handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.CreateContext)
         set_engine_id([response.context], handle)
         request.context_id = response.context.context_id  # so that it can be made anew on another engine
         self._placements.remember(caller.tenant, handle, response.context, created=request)
@@ -145,10 +146,11 @@ class RouterContextService:
         if request.context_id:
             call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         else:
-            plans = await self._planner.plans(caller, request)
+            with adapter_errors(request.adapter):
+                plans = await self._planner.plans(caller, request)
             if plans:
                 return next(iter(plans.values()))
-            call = ForwardedCall(caller=caller, request=request, model_id=request.model_id)
+            call = ForwardedCall(caller=caller, request=request, model_id=request.adapter or request.model_id)
         _, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Plan)
         return response
 
@@ -180,6 +182,17 @@ class RouterContextService:
         """All tokens of a context."""
         request = pb.GetContextRequest(context_id=context_id, include_tokens=True)
         return (await self.get_context(caller, request)).tokens.ids
+
+
+@contextmanager
+def adapter_errors(adapter: str) -> Iterator[None]:
+    """Raise NotFound (ADAPTER_NOT_FOUND) where no engine has the adapter that a request names."""
+    try:
+        yield
+    except NotFound as error:
+        if not adapter or error.reason != "MODEL_NOT_FOUND":
+            raise
+        raise NotFound(f"no adapter {adapter!r} is loaded", reason="ADAPTER_NOT_FOUND") from error
 
 
 def compare_tokens(a: Sequence[int], b: Sequence[int]) -> pb.CompareResponse:

@@ -32,7 +32,7 @@ class RouterEngines:
     def by_load(self, model_id: str | None = None, first: EngineHandle | None = None) -> list[EngineHandle]:
         """The engines to ask, in order: `first` if it is among them, then by load; draining ones come last.
 
-        `model_id` restricts them to those of a model ("": the default one); None: any. Raises NotFound
+        `model_id` restricts them to those of a model ("": the default one), or an adapter; None: any. Raises NotFound
         (MODEL_NOT_FOUND), and Unavailable (ENGINE_LOST) before any engine has come.
         """
         if model_id is None:

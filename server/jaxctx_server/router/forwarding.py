@@ -28,7 +28,8 @@ class ForwardedCall(Generic[RequestT]):
     caller: Caller
     request: RequestT
     context_id: str = ""  # the context that the call uses; empty: none, or more than one
-    model_id: str | None = None  # only engines of this model can answer ("": of the default one). None: any may
+    # Only engines of this model, or with this adapter, can answer ("": of the default model). None: any may.
+    model_id: str | None = None
     # Whether it is new work, which a server that drains refuses: the method's option `work` (rules.proto).
     is_work: bool = False
 
@@ -46,7 +47,7 @@ class Refusals:
 
     def add(self, error: JaxctxError) -> None:
         """Note the error of one engine. Raises it if other engines need not be asked."""
-        if not isinstance(error, NotFound) and error.reason not in ("DRAINING", "MODEL_MISMATCH"):
+        if not isinstance(error, NotFound) and error.reason not in ("DRAINING", "MODEL_MISMATCH", "ADAPTER_MISMATCH"):
             raise error
         self.errors.append(error)
 

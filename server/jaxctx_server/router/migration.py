@@ -87,7 +87,8 @@ class Migrator:
             engine = remote_engine(placement.handle)
             response = await engine.call(engine.contexts.GetContext, caller, request)
             context: Context = response.context
-            target = next(iter(self._engines.by_load(context.model_id)), placement.handle)
+            fitting = [each for each in self._engines.by_load(context.model_id) if has_adapter_of(each, context)]
+            target = next(iter(fitting), placement.handle)
             is_busy = context.state == CONTEXT_STATE_BUSY
             is_programs = is_of_program(dict(context.labels))
             if target.draining or is_programs or is_busy:
@@ -120,6 +121,12 @@ class Migrator:
         finally:  # the engine finds out by this, too, that the snapshot was taken
             request = snapshot_service_pb2.DeleteSnapshotRequest(name=name)
             await old.call(old.snapshots.DeleteSnapshot, caller, request)
+
+
+def has_adapter_of(handle: EngineHandle, context: Context) -> bool:
+    """Whether an engine can go on with the context: that has no adapter, or one whose content is loaded there."""
+    revision = context.adapter_revision
+    return not revision or revision in handle.engine.adapter_revisions.values()
 
 
 def snapshot_ttl() -> Ttl:

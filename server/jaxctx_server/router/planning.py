@@ -30,7 +30,7 @@ class Planner:
         """What each engine would do to fill a new context, the best one first: the one with most of it cached among
         those that have the pages, else the least loaded. Engines that raise an error are not there.
         """
-        handles = self._engines.by_load(request.model_id)
+        handles = self._engines.by_load(request.adapter or request.model_id)
         plans = await self._engines.ask_each(
             lambda engine: engine.contexts.Plan, caller, request, handles, ignore=JaxctxError
         )
@@ -42,7 +42,9 @@ class Planner:
         `placement.created` says how it was created.
         """
         created = placement.created
-        if created is None or placement.moving is not None or len(self._engines.by_load(created.model_id)) < 2:
+        if created is None or placement.moving is not None:
+            return
+        if len(self._engines.by_load(created.adapter or created.model_id)) < 2:
             return
         placement.moving = asyncio.create_task(self._move_empty(placement, created, fill, caller))
 
@@ -74,7 +76,7 @@ def plan_order(planned: tuple[EngineHandle, pb.PlanResponse]) -> tuple[bool, boo
 
 def plan_of_first_fill(created: pb.CreateContextRequest, fill: pb.FillRequest) -> pb.PlanRequest:
     """The Plan request that asks what the first fill of a new context would take."""
-    plan = pb.PlanRequest(model_id=created.model_id, salt=created.salt)
+    plan = pb.PlanRequest(model_id=created.model_id, salt=created.salt, adapter=created.adapter)
     match fill.WhichOneof("content"):
         case "text":
             plan.text = fill.text

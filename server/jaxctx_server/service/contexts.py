@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from jaxctx import convert
 from jaxctx.engine.interface import Caller, Engine
+from jaxctx.errors import InvalidArgument
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.call_record import current_record
 from jaxctx_server.lifecycle import LocalModel, ServerLifecycle
@@ -29,6 +30,7 @@ class LocalContextService:
 
     async def create_context(self, caller: Caller, request: pb.CreateContextRequest) -> pb.CreateContextResponse:
         engine = self._lifecycle.model(request.model_id).engine
+        request.adapter = adapter_of(engine, request.model_id, request.adapter)
         info = await engine.create(caller, convert.create_context_request_from_proto(request))
         return pb.CreateContextResponse(context=convert.context_info_to_proto(info))
 
@@ -119,7 +121,8 @@ class LocalContextService:
         context_id = request.context_id or None
         position = ExistingContext(model, caller, context_id) if context_id else EmptyContext()
         tokens = await model.texts.tokens(request, position)
-        result = await model.engine.plan(caller, tokens, context_id=context_id, salt=request.salt)
+        adapter = adapter_of(model.engine, request.model_id, request.adapter)
+        result = await model.engine.plan(caller, tokens, context_id=context_id, salt=request.salt, adapter=adapter)
         return convert.plan_result_to_proto(result)
 
     async def reserve_pages(self, caller: Caller, request: pb.ReservePagesRequest) -> pb.ReservePagesResponse:
@@ -137,6 +140,18 @@ class LocalContextService:
     async def close_context(self, caller: Caller, request: pb.CloseContextRequest) -> pb.CloseContextResponse:
         await self._engine().close(caller, request.context_id)
         return pb.CloseContextResponse()
+
+
+def adapter_of(engine: Engine, model_id: str, adapter: str) -> str:
+    """The adapter that a request asks for, by its own field or as the model; empty: none.
+
+    Raises InvalidArgument if it asks for two.
+    """
+    if model_id in ("", engine.info.model_id):
+        return adapter
+    if adapter not in ("", model_id):
+        raise InvalidArgument.field("adapter", f"must be {model_id}, which model_id names, or empty")
+    return model_id
 
 
 class ExistingContext(ContentPosition):

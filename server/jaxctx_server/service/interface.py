@@ -266,7 +266,7 @@ class SessionService(Protocol):
 
 
 class AdminService(Protocol):
-    """Load, drain and cache of a server (admin_service.proto)."""
+    """Load, drain, cache and adapters of a server (admin_service.proto)."""
 
     async def get_stats(
         self, caller: Caller, request: admin_service_pb2.GetStatsRequest
@@ -280,6 +280,21 @@ class AdminService(Protocol):
         self, caller: Caller, request: admin_service_pb2.ClearCacheRequest
     ) -> admin_service_pb2.ClearCacheResponse:
         """Drop every cached page that no context holds."""
+
+    async def load_adapter(
+        self, caller: Caller, request: admin_service_pb2.LoadAdapterRequest
+    ) -> admin_service_pb2.LoadAdapterResponse:
+        """Load an adapter under a name."""
+
+    async def unload_adapter(
+        self, caller: Caller, request: admin_service_pb2.UnloadAdapterRequest
+    ) -> admin_service_pb2.UnloadAdapterResponse:
+        """Forget an adapter's name."""
+
+    async def list_adapters(
+        self, caller: Caller, request: admin_service_pb2.ListAdaptersRequest
+    ) -> admin_service_pb2.ListAdaptersResponse:
+        """The adapters that are loaded."""
 
 
 class EngineService(Protocol):

@@ -14,14 +14,15 @@ class LocalModelService:
         self._lifecycle = lifecycle
 
     async def list_models(self, caller: Caller, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
+        engine = self._lifecycle.model().engine
         page = page_by_id(
-            [self._lifecycle.model().engine.info],
-            lambda info: info.model_id,
+            [engine.info.model_id, *engine.adapter_revisions],
+            str,
             page_token=request.page_token,
             found=entries_to_find(request.limit),
         )
         return pb.ListModelsResponse(
-            models=[self._describe(info.model_id) for info in page.entries], next_page_token=page.next_page_token
+            models=[self._describe(name) for name in page.entries], next_page_token=page.next_page_token
         )
 
     async def get_model(self, caller: Caller, request: pb.GetModelRequest) -> pb.GetModelResponse:
@@ -31,9 +32,13 @@ class LocalModelService:
         return response
 
     def _describe(self, model_id: str) -> pb.Model:
-        """A model as its engine and its tokenizer describe it."""
+        """A model, or an adapter, as its engine and its tokenizer describe it."""
         model = self._lifecycle.model(model_id)
         described = convert.engine_model_to_proto(model.engine.info)
+        if model_id not in ("", described.model_id):
+            described.parent_model_id = described.model_id
+            described.model_id = model_id
+            described.adapter_revision = model.engine.adapter_revisions[model_id]
         formats = model.texts.formats
         described.tool_call_format = formats.tool_calls
         described.reasoning_format = formats.reasoning

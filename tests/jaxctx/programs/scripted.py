@@ -37,11 +37,13 @@ class ScriptedEngine:
     ) -> None:
         self.name = name
         self.info = replace(INFO, max_batch=max_batch, page_size=64, pages_total=100_000, **info)
+        self.adapter_revisions: dict[str, str] = {}  # name → content
         self.answer = answer or (lambda text: f"<{text[-12:]}>")
         self.gate = asyncio.Event()
         self.gate.set()
         self.log: list[tuple[str, str]] = []  # operation, text
         self.contexts: dict[tuple[str, str], list[int]] = {}
+        self.created: list[CreateContextRequest] = []  # every one
         self.requests: list[GenerateRequest] = []  # every one
         self.running: dict[str, str] = {}  # text of the prompt, by context
         self.most_running = 0
@@ -71,9 +73,11 @@ class ScriptedEngine:
 
     async def create(self, caller: Caller, request: CreateContextRequest) -> Any:
         await self._called("create")
+        self.created.append(request)
         context_id = request.context_id or f"{self.name}{next(self._ids)}"
         self.contexts[caller.tenant, context_id] = []
-        return SimpleNamespace(context_id=context_id)
+        revision = self.adapter_revisions[request.adapter] if request.adapter else ""
+        return SimpleNamespace(context_id=context_id, adapter_revision=revision)
 
     async def fork(self, caller: Caller, context_id: str, ids: Sequence[str | None]) -> list[Any]:
         tokens = self._tokens(caller, context_id)

@@ -67,8 +67,8 @@ async def test_the_latest_used_prefixes_are_remembered(monkeypatch: pytest.Monke
     for used in "abacab":
         assert await ask(session, call(session, f"{used * 80} {{{{o}}}}", o=output("o"))["o"])
         await run_event_loop()
-        assert [text[1:4] for _, text in harness.nodes[0].prefixes][-1] == used * 3
-    assert {text[0] for _, text in harness.nodes[0].prefixes} == {"a", "b"}
+        assert [text[1:4] for *_, text in harness.nodes[0].prefixes][-1] == used * 3
+    assert {text[0] for *_, text in harness.nodes[0].prefixes} == {"a", "b"}
     kept = [chr(tokens[-1]) for tokens in engine.contexts.values()]
     assert sorted(kept) == ["a", "b", "b", "c"]  # that of b was forgotten, and its time to live will end it
 

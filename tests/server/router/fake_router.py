@@ -64,6 +64,7 @@ class FakeRemoteEngine(RemoteEngine):
         self.models = ModelServiceStub(channel)
         self.admin = AdminServiceStub(channel)
         self.info = info
+        self._adapter_revisions = {}
         self.fake = FakeEngine()  # what the engine has
         self.fake.info = info
         self.requests: list[tuple[str, Caller, Any]] = []  # name of the RPC, caller and message
@@ -91,6 +92,7 @@ class FakeRemoteEngine(RemoteEngine):
                 await asyncio.sleep(0)
 
     async def stats(self) -> EngineStats:
+        self._adapter_revisions = dict(self.fake.adapter_revisions)
         return STATS
 
     async def encode(self, text: str, start: bool) -> Sequence[int]:

@@ -39,6 +39,9 @@ STREAMED = ("Generate", "WatchContexts", "ReadVariable", "Register")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+ADMIN_METHODS = ("GetStats", "Drain", "ClearCache", "LoadAdapter", "UnloadAdapter", "ListAdapters")
+
+
 def test_every_method_of_every_service_has_a_role() -> None:
     files = [
         pb,
@@ -58,7 +61,7 @@ def test_every_method_of_every_service_has_a_role() -> None:
     }
     assert {method for method in methods if "Health/List" not in method} == METHODS.keys()
     assert {method for method, role in METHODS.items() if role is Role.ADMIN} == {
-        f"/jaxctx.v1.AdminService/{name}" for name in ("GetStats", "Drain", "ClearCache")
+        f"/jaxctx.v1.AdminService/{name}" for name in ADMIN_METHODS
     }
     assert {method for method, role in METHODS.items() if role is Role.CLUSTER} == {"/jaxctx.v1.EngineService/Register"}
     assert {method for method, role in METHODS.items() if role is Role.ANYONE} == {

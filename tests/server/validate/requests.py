@@ -83,6 +83,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "context_id": CONTEXT_ID,
         "model_id": MODEL_ID,
         "salt": SALT,
+        "adapter": MODEL_ID,
         "priority": PRIORITY,
         "manual_commit": ANY,
         "pinned": ANY,
@@ -277,6 +278,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "tokens": TOKENS,
         "messages": MESSAGES,
         "add_special_tokens": ANY,
+        "adapter": MODEL_ID,
     },
     "ReservePagesRequest": {"context_id": CONTEXT_ID, "pages": COUNT},
     "CommitPagesRequest": {"context_id": CONTEXT_ID, "pages": COUNT},
@@ -295,6 +297,9 @@ TABLE: dict[str, dict[str, Any]] = {
     "GetStatsRequest": {},
     "DrainRequest": {},
     "ClearCacheRequest": {},
+    "LoadAdapterRequest": {"name": NAME, "directory": MODEL_ID, "model_id": MODEL_ID},
+    "UnloadAdapterRequest": {"name": NAME},
+    "ListAdaptersRequest": {},
 }
 FILES = (context_service_pb2, snapshot_service_pb2, model_service_pb2, admin_service_pb2)
 METHODS = {
@@ -335,7 +340,7 @@ def request_with(name: str, path: str, value: Any) -> Any:
         if key in message_type.fields_by_name
         and key != field
         and not (key in content and field in content)
-        and not (name == "PlanRequest" and key == "context_id" and field in ("model_id", "salt"))
+        and not (name == "PlanRequest" and key == "context_id" and field in ("model_id", "salt", "adapter"))
     }
     if name == "ForwardRequest" and field != "tokens":
         valid["tokens"] = [1]

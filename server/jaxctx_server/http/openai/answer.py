@@ -125,7 +125,8 @@ class Answer:
 
 def fingerprint(model: Model) -> str:
     """What a client can tell by that with the same seed the same answer comes."""
-    return "fp_" + hashlib.sha256(model.model_revision.encode()).hexdigest()[:10]
+    revisions = f"{model.model_revision}{model.adapter_revision}"
+    return "fp_" + hashlib.sha256(revisions.encode()).hexdigest()[:10]
 
 
 async def answer(call: HttpCall, request: TextRequest, *, makes_context: bool = False) -> Response:

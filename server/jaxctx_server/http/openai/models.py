@@ -39,11 +39,12 @@ async def get_model(call: HttpCall) -> Response:
 
 
 def openai_model(model: Model) -> dict[str, Any]:
-    """A model as OpenAI's API has it, and its longest context as other servers name it."""
-    return {
+    """A model as OpenAI's API has it; its longest context and an adapter's model as other servers name them."""
+    fields = {
         "id": model.model_id,
         "object": "model",
         "created": 0,
         "owned_by": "jaxctx",
         "max_model_len": model.max_context_tokens,
     }
+    return {**fields, "parent": model.parent_model_id, "root": model.model_id} if model.parent_model_id else fields

@@ -20,6 +20,10 @@ MODEL_FIELDS: Json = {
     "owned_by": {"type": "string"},
     "max_model_len": {"type": "integer", "description": "The longest sequence, in tokens."},
 }
+ADAPTER_FIELDS: Json = {
+    "parent": {"type": "string", "description": "Of an adapter: the model that it changes."},
+    "root": {"type": "string", "description": "Of an adapter: its name."},
+}
 
 
 def models_description() -> ApiDescription:
@@ -65,13 +69,13 @@ def model_schemas() -> dict[str, Json]:
         "type": "object",
         "required": [*MODEL_FIELDS, "model"],
         "additionalProperties": False,
-        "properties": {**MODEL_FIELDS, "model": schema_ref("Model")},
+        "properties": {**MODEL_FIELDS, **ADAPTER_FIELDS, "model": schema_ref("Model")},
     }
     openai_model: Json = {
         "type": "object",
         "required": list(MODEL_FIELDS),
         "additionalProperties": False,
-        "properties": MODEL_FIELDS,
+        "properties": {**MODEL_FIELDS, **ADAPTER_FIELDS},
     }
     return {
         "ModelList": model_list,

@@ -19,7 +19,7 @@ def cache() -> ContextCache:
 
 def make_context(cache: ContextCache) -> Context:
     """A fork with something in every counter and setting."""
-    identity = Identity("tenant", "model", salt="pepper")
+    identity = Identity("tenant", "model", salt="pepper", adapter="content")
     parent = cache.create(identity, tenant="tenant", context_id="parent")
     cache.append(parent, list(range(10)))
     cache.grow(parent, 10)
@@ -28,6 +28,7 @@ def make_context(cache: ContextCache) -> Context:
     cache.append(context, [7, 8, 9])
     context.priority, context.pinned, context.pinned_until, context.version = 5, True, 3000.0, 6
     context.labels, context.snapshot, context.used_at = {"k": "v"}, "name@2", 1500.0
+    context.adapter = "it"
     cache.set_lifetime(context, Lifetime.begin(60.0, True, 1000.0))
     return context
 
@@ -58,6 +59,8 @@ def test_every_field_of_a_context(cache: ContextCache) -> None:
         forked_at=10,
         snapshot="name@2",
         engine_id="local",
+        adapter="it",
+        adapter_revision="content",
     )
     unset = [field.name for field in fields(told) if not getattr(told, field.name)]
     assert unset == [], "each field is told apart from its default"

@@ -1,5 +1,6 @@
 """The step's inputs and outputs: the packed vector, its views on host and device, masks, and what a step returns."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -38,9 +39,10 @@ SHAPES = [
     step_shape(windows=(20, None)),
     step_shape(rows=4, mask_words=3, windows=(None, 20, 7)),
 ]
+WITH_ADAPTERS = replace(step_shape(), has_adapters=True)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, WITH_ADAPTERS], ids=str)
 def test_the_views_take_every_word_of_the_vector_once_and_in_order(shape: StepShape) -> None:
     packed = np.arange(shape.size, dtype=np.int32)
     views = unpack_inputs(packed, shape)
@@ -52,6 +54,7 @@ def test_the_views_take_every_word_of_the_vector_once_and_in_order(shape: StepSh
         "tokens": (shape.rows,),
         "positions": (shape.rows,),
         "kv_slots": (shape.rows,),
+        "adapters": (shape.rows if shape.has_adapters else 0,),
         "sample_rows": (shape.samples,),
         "slots": (shape.samples,),
         "sampling": (shape.samples, ROW_WORDS),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxctx.model.config import AdapterSlots
 from jaxctx.model.functional import EIGHT_BITS
 from jaxctx.model.weights import CheckpointError, convert, load, load_model, write_orbax
 from jaxctx.model.weights.formats import OrbaxSource
@@ -407,6 +408,15 @@ def test_8_bits_need_less_memory(checkpoint, monkeypatch):
     load_model(checkpoint, weights_dtype="int8")
     monkeypatch.setattr(load, "physical_memory", lambda: needed - 1)
     assert_refused(checkpoint, "the parameters take .* GiB as int8", weights_dtype="int8")
+
+
+def test_slots_for_adapters_are_zeros_and_change_no_revision(checkpoint):
+    plain, wide = load_model(checkpoint), load_model(checkpoint, adapters=AdapterSlots(2, 4))
+    assert wide.revision == plain.revision
+    assert wide.parameters == plain.parameters
+    empty = [np.asarray(a) for spec, a in zip(wide.model.specs, wide.params, strict=True) if spec.is_of_adapters]
+    assert len(empty) == 2 * 7 * wide.model.config.layers
+    assert not any(array.any() for array in empty)
 
 
 def test_tensors_for_images_are_not_read(tmp_path, dense_logits):

@@ -1,0 +1,125 @@
+"""Adapters over gRPC and HTTP, on a small model whose outputs are known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+import jaxctx
+from jaxctx import errors
+from jaxctx_server.services import Backend
+from tests.e2e.conftest import backend_of, grpc_address
+from tests.engines import Clock
+from tests.jaxctx.engine.adapters.conftest import adapter_dir, dense, small_runner, small_served, start
+from tests.jaxctx.engine.adapters.served import CONFIG
+from tests.server.http.client import HttpClient, http_server
+
+__all__ = ["adapter_dir", "dense", "small_runner", "small_served", "start"]
+
+PROMPT = "A prompt of 23 letters."
+IDS = list(PROMPT.encode())
+GREEDY = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+
+@pytest.fixture
+async def backend(start) -> AsyncIterator[Backend]:
+    async with backend_of(start(), CONFIG, Clock()) as backend:
+        yield backend
+
+
+@pytest.fixture
+async def web(backend: Backend) -> AsyncIterator[HttpClient]:
+    async with http_server(backend) as web:
+        yield web
+
+
+@pytest.fixture
+async def client(backend: Backend) -> AsyncIterator[jaxctx.aio.Client]:
+    async with grpc_address(backend) as address, jaxctx.aio.Client(address) as client:
+        yield client
+
+
+async def continued(context: jaxctx.aio.Context) -> list[int]:
+    return [token async for piece in context.generate(**GREEDY_CALL) for token in piece.token_ids]
+
+
+GREEDY_CALL = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+
+
+async def test_contexts_of_clients(client: jaxctx.aio.Client, dense, adapter_dir) -> None:
+    info = await client.load_adapter("sql", "a1")
+    await client.load_adapter("a2")
+    assert [(each.name, each.rank) for each in await client.adapters()] == [("a2", 3), ("sql", 2)]
+    contexts = [
+        await client.create(tokens=IDS, adapter="sql"),
+        await client.create(tokens=IDS),
+        await client.create(tokens=IDS, model_id="a2"),
+    ]
+    outputs = await asyncio.gather(*(continued(context) for context in contexts))
+    assert outputs == [dense.greedy(each, IDS, 12) for each in (adapter_dir / "a1", None, adapter_dir / "a2")]
+    described = await contexts[0].refresh()
+    assert (described.adapter, described.adapter_revision) == ("sql", info.revision)
+    assert (await client.plan(tokens=IDS, adapter="sql")).resident > 0
+    saved = await contexts[0].save("kept")
+    assert (saved.adapter, saved.adapter_revision) == ("sql", info.revision)
+    await client.unload_adapter("sql")
+    with pytest.raises(errors.NotFound) as raised:
+        await client.create(adapter="sql")
+    assert raised.value.reason == "ADAPTER_NOT_FOUND"
+    opened = await client.open("kept")
+    before = await contexts[0].refresh()
+    assert (opened.info.adapter, opened.info.adapter_revision) == ("sql", before.adapter_revision)
+    (engine,) = await client.engines()
+    assert (engine.info.adapter_slots, engine.info.adapter_rank, engine.stats.adapters) == (2, 4, 2)
+    assert dict(engine.adapters) == {"a2": (await client.adapters())[0].revision}
+    with pytest.raises(errors.ResourceExhausted) as full:
+        await client.load_adapter("a3")
+    assert full.value.reason == "ADAPTER_SLOTS"
+
+
+async def test_the_model_of_a_request_names_an_adapter(web: HttpClient, client, dense, adapter_dir) -> None:
+    base = (await client.models())[0].model_id
+    body = {"prompt": IDS, **GREEDY}
+    answer = await web("POST", "/v1/completions", {**body, "model": "sql"})
+    assert answer.error == (404, "MODEL_NOT_FOUND", "model") or answer.status == 404
+    await client.load_adapter("sql", "a1")
+    listed = (await web("GET", "/v1/models")).json["data"]
+    assert [(each["id"], each.get("parent")) for each in listed] == [(base, None), ("sql", base)]
+    assert (await web("GET", "/v1/models/sql")).json["root"] == "sql"
+    for model, directory in (("sql", adapter_dir / "a1"), (base, None)):
+        answer = await web("POST", "/v1/completions", {**body, "model": model})
+        assert answer.status == 200, answer.text
+        assert answer.json["model"] == model
+        assert answer.json["choices"][0]["token_ids"] == dense.greedy(directory, IDS, 12)
+    again = (await web("POST", "/v1/completions", {**body, "model": "sql"})).json
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "model": "sql"}
+    assert (await web("POST", "/v1/chat/completions", chat)).json["model"] == "sql"
+    await client.load_adapter("sql", "a2")
+    answer = await web("POST", "/v1/completions", {**body, "model": "sql"})
+    assert answer.json["choices"][0]["token_ids"] == dense.greedy(adapter_dir / "a2", IDS, 12)
+    assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    await client.unload_adapter("sql")
+    assert (await web("POST", "/v1/completions", {**body, "model": "sql"})).status == 404
+
+
+async def test_a_program_names_an_adapter(client: jaxctx.aio.Client, web: HttpClient, dense, adapter_dir) -> None:
+    await client.load_adapter("sql", "a1")
+    session = (await web("POST", "/v1/session", {"ttl": "60s"})).json["session"]["session_id"]
+    texts = []
+    for model in ("sql", ""):
+        output = {"max_tokens": 8, "sampling": {"temperature": 0}, "ignore_eos": True}
+        request = {
+            "session_id": session,
+            "model_id": model,
+            "template": PROMPT + "{{o}}",
+            "parameters": [{"name": "o", "output": output}],
+        }
+        answer = await web("POST", "/v1/semantic_call", request)
+        assert answer.status == 200, answer.text
+        variable = answer.json["outputs"][0]["variable_id"]
+        path = f"/v1/semantic_var/{variable}?session_id={session}&criterion=CRITERION_LATENCY&wait=true"
+        texts.append((await web("GET", path)).json["variable"]["text"])
+    assert texts[0] != texts[1]

@@ -1,0 +1,83 @@
+"""A small model with slots for adapters, adapters for it, and what they compute without an engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxctx.engine.config import EngineConfig
+from jaxctx.model.adapters import read_adapter
+from jaxctx.model.config import AdapterSlots, ModelConfig
+from jaxctx.model.functional import DecoderModel, FlatParams
+from scripts.checkpoints import write_adapter
+from scripts.dense import DenseCausal
+
+SLOTS = AdapterSlots(count=2, rank=4)
+SHAPE = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=512,  # as the echo model, whose tokenizer tests use
+    width=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffn=48,
+    max_positions=128,
+    query_key_norm="head",
+    adapters=SLOTS,
+)
+CONFIG = EngineConfig(
+    pages=96, page_size=4, max_batch=4, max_batch_tokens=16, max_context_tokens=96, draft_tokens=0, host_pages=8
+)
+LENGTH = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Greedy continuations by one dense forward a token, with weights that adapters are merged into."""
+
+    model: DecoderModel
+    params: FlatParams
+    forward: Any
+
+    @classmethod
+    def of(cls, model: DecoderModel, params: FlatParams) -> "Dense":
+        @jax.jit
+        def forward(params: FlatParams, tokens: jax.Array) -> jax.Array:
+            positions = jnp.arange(LENGTH, dtype=jnp.int32)
+            return model.logits(params, model.hidden(params, tokens, positions, DenseCausal(1)))
+
+        return cls(model, params, forward)
+
+    def merged(self, directory: Path | None) -> FlatParams:
+        """The parameters with an adapter in them; None: without."""
+        if directory is None:
+            return self.params
+        changes = read_adapter(directory, self.model).changes
+        values = list(self.params)
+        for index, spec in enumerate(self.model.specs):
+            if spec.name in changes:
+                change = changes[spec.name]
+                wide = np.asarray(values[index], np.float64) + change.b.astype(np.float64) @ change.a
+                values[index] = jnp.asarray(wide, values[index].dtype)
+        return tuple(values)
+
+    def greedy(self, directory: Path | None, tokens: Sequence[int], count: int) -> list[int]:
+        """The next `count` tokens."""
+        params, sequence = self.merged(directory), list(tokens)
+        for _ in range(count):
+            padded = np.zeros(LENGTH, np.int32)
+            padded[: len(sequence)] = sequence
+            sequence.append(int(np.asarray(self.forward(params, padded))[len(sequence) - 1].argmax()))
+        return sequence[len(tokens) :]
+
+
+def write_adapters(parent: Path, seeds: Sequence[int]) -> dict[str, Path]:
+    """Adapters called a1, a2, and so on, by their seeds."""
+    for seed in seeds:
+        write_adapter(parent / f"a{seed}", SHAPE, seed=seed, rank=1 + seed % 4)
+    return {f"a{seed}": parent / f"a{seed}" for seed in seeds}

@@ -1,0 +1,332 @@
+"""Adapters in an engine: what they compute, what shares pages, and what loading and unloading change."""
+
+import asyncio
+import json
+import random
+import shutil
+
+import pytest
+
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
+from jaxctx.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
+from jaxctx.types import (
+    CreateContextRequest,
+    GenerateRequest,
+    OpenRequest,
+    RetentionUpdate,
+    SamplingParams,
+    SaveRequest,
+)
+from scripts.checkpoints import write_adapter
+from tests.jaxctx.engine.adapters.served import SHAPE, SLOTS
+
+ME = Caller()
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9]
+
+
+async def created(engine: LocalEngine, adapter: str = "", prompt=(), caller: Caller = ME) -> str:
+    context_id = (await engine.create(caller, CreateContextRequest(adapter=adapter))).context_id
+    if prompt:
+        await engine.fill(caller, context_id, prompt)
+    return context_id
+
+
+async def continued(engine: LocalEngine, context_id: str, count: int, caller: Caller = ME) -> list[int]:
+    request = GenerateRequest(
+        context_id=context_id, max_tokens=count, ignore_eos=True, sampling=SamplingParams(temperature=0.0)
+    )
+    return [token async for piece in engine.generate(caller, request) for token in piece.token_ids]
+
+
+async def test_rows_of_different_adapters_and_of_none_share_steps(engine, dense, adapter_dir) -> None:
+    await asyncio.gather(*(engine.load_adapter(ME, name, name) for name in ("a1", "a2")))
+    adapters = ["a1", "", "a2", "a1"]
+    contexts = [await created(engine, adapter, PROMPT) for adapter in adapters]
+    together = await asyncio.gather(*(continued(engine, context, 20) for context in contexts))
+    expected = {name: dense.greedy(adapter_dir / name if name else None, PROMPT, 20) for name in ("", "a1", "a2")}
+    assert len({tuple(tokens) for tokens in expected.values()}) == 3
+    assert together == [expected[adapter] for adapter in adapters]
+
+
+async def test_pages_are_shared_within_one_content_alone(engine) -> None:
+    await engine.load_adapter(ME, "a1", "a1")
+    await engine.load_adapter(ME, "a2", "a2")
+    for adapter, resident in (("a1", 0), ("a1", 12), ("a2", 0), ("", 0), ("a2", 12), ("", 12)):
+        context = await created(engine, adapter)
+        assert (await engine.plan(ME, PROMPT, adapter=adapter)).resident == resident
+        assert (await engine.plan(ME, PROMPT, context_id=context)).resident == resident
+        assert (await engine.fill(ME, context, PROMPT)).resident == resident
+    # Another name of the same content finds them, and takes no slot.
+    assert (await engine.load_adapter(ME, "again", "a1")).revision == (await engine.adapters(ME))[0].revision
+    assert (await engine.stats()).adapters == 2
+    assert (await engine.plan(ME, PROMPT, adapter="again")).resident == 12
+    with pytest.raises(NotFound) as error:
+        await engine.plan(ME, PROMPT, adapter="nobody")
+    assert error.value.reason == "ADAPTER_NOT_FOUND"
+
+
+async def test_the_same_name_with_other_weights_shares_nothing(engine, dense, adapter_dir) -> None:
+    before = await engine.load_adapter(ME, "it", "a1")
+    old = await created(engine, "it", PROMPT)
+    after = await engine.load_adapter(ME, "it", "a2")
+    assert before.revision != after.revision
+    new = await created(engine, "it")
+    assert (await engine.fill(ME, new, PROMPT)).resident == 0
+    assert await continued(engine, new, 8) == dense.greedy(adapter_dir / "a2", PROMPT, 8)
+    assert await continued(engine, old, 8) == dense.greedy(adapter_dir / "a1", PROMPT, 8)
+    described = (await engine.inspect(ME, old)).context
+    assert (described.adapter, described.adapter_revision) == ("it", before.revision)
+    listed = await engine.adapters(ME)
+    assert [(each.name, each.revision, each.unloaded, each.contexts) for each in listed] == [
+        ("it", after.revision, False, 1),
+        ("it", before.revision, True, 1),
+    ]
+
+
+async def test_unloading_changes_no_context_that_uses_it(engine, dense, adapter_dir) -> None:
+    await engine.load_adapter(ME, "a1", "a1")
+    context = await created(engine, "a1", PROMPT)
+    running = asyncio.ensure_future(continued(engine, context, 40))
+    await asyncio.sleep(0.01)
+    await engine.unload_adapter(ME, "a1")
+    (fork,) = await engine.fork(ME, context)  # beside the writer
+    await engine.load_adapter(ME, "a2", "a2")
+    with pytest.raises(NotFound):
+        await created(engine, "a1")
+    with pytest.raises(NotFound):
+        await engine.unload_adapter(ME, "a1")
+    expected = dense.greedy(adapter_dir / "a1", PROMPT, 40)
+    assert await running == expected
+    await engine.rewind(ME, fork.context_id, len(PROMPT))
+    assert await continued(engine, fork.context_id, 40) == expected
+
+
+async def test_a_slot_is_free_when_its_last_user_is_gone(engine, dense, adapter_dir) -> None:
+    assert SLOTS.count == 2
+    for name in ("a1", "a2"):
+        await engine.load_adapter(ME, name, name)
+    context = await created(engine, "a1", PROMPT)
+    (fork,) = await engine.fork(ME, context)
+    await engine.save(ME, SaveRequest(context_id=context, name="kept"))
+    with pytest.raises(ResourceExhausted, match="all 2 slots for adapters are taken, by a1, a2") as error:
+        await engine.load_adapter(ME, "a3", "a3")
+    assert error.value.reason == "ADAPTER_SLOTS"
+    await engine.unload_adapter(ME, "a1")
+    for close in (engine.close(ME, context), engine.close(ME, fork.context_id), engine.delete_snapshot(ME, "kept")):
+        with pytest.raises(ResourceExhausted):
+            await engine.load_adapter(ME, "a3", "a3")
+        await close
+    await engine.load_adapter(ME, "a3", "a3")
+    third = await created(engine, "a3", PROMPT)
+    assert await continued(engine, third, 8) == dense.greedy(adapter_dir / "a3", PROMPT, 8)
+    # What comes again finds its pages, and computes as before.
+    await engine.unload_adapter(ME, "a2")
+    await engine.load_adapter(ME, "a1", "a1")
+    again = await created(engine, "a1")
+    assert (await engine.fill(ME, again, PROMPT)).resident == 12
+    assert await continued(engine, again, 8) == dense.greedy(adapter_dir / "a1", PROMPT, 8)
+
+
+async def test_an_unloaded_adapter_that_is_loaded_again_has_its_slot_at_once(engine) -> None:
+    await engine.load_adapter(ME, "a1", "a1")
+    await created(engine, "a1")
+    await engine.unload_adapter(ME, "a1")
+    await engine.load_adapter(ME, "other", "a1")
+    (only,) = await engine.adapters(ME)
+    assert (only.name, only.contexts, only.unloaded) == ("other", 1, False)
+
+
+async def test_suspended_contexts_come_back_with_their_adapter(engine, dense, adapter_dir) -> None:
+    await engine.load_adapter(ME, "a1", "a1")
+    context = await created(engine, "a1", PROMPT)
+    await engine.unload_adapter(ME, "a1")
+
+    def suspend() -> None:
+        engine.core.cache.suspend(engine.core.cache.get("", context))
+
+    await engine.loop.call(suspend)
+    await engine.clear_cache(ME)
+    await engine.load_adapter(ME, "a2", "a2")
+    assert await continued(engine, context, 8) == dense.greedy(adapter_dir / "a1", PROMPT, 8)
+
+
+async def test_snapshots_open_where_the_content_is_loaded(start, tmp_path, dense, adapter_dir) -> None:
+    engine = start(store=f"file://{tmp_path}/store/")
+    info = await engine.load_adapter(ME, "mine", "a1")
+    context = await created(engine, "mine", PROMPT)
+    saved = await engine.save(ME, SaveRequest(context_id=context, name="kept", durable=True))
+    assert (saved.adapter, saved.adapter_revision) == ("mine", info.revision)
+
+    engine = start(store=f"file://{tmp_path}/store/")
+    with pytest.raises(
+        FailedPrecondition, match=r"saved with the adapter 'mine', which is not loaded; .*: none"
+    ) as error:
+        await engine.open(ME, OpenRequest(name="kept"))
+    assert error.value.reason == "ADAPTER_MISMATCH"
+    await engine.load_adapter(ME, "mine", "a2")
+    with pytest.raises(FailedPrecondition, match="the adapter that is called 'mine' here has other weights"):
+        await engine.open(ME, OpenRequest(name="kept", recompute=True))
+    await engine.load_adapter(ME, "renamed", "a1")
+    opened = await engine.open(ME, OpenRequest(name="kept"))
+    assert opened.restored == len(PROMPT)
+    assert (opened.context.adapter, opened.context.adapter_revision) == ("renamed", info.revision)
+    assert await continued(engine, opened.context.context_id, 8) == dense.greedy(adapter_dir / "a1", PROMPT, 8)
+
+
+async def test_publications_are_for_contexts_of_the_same_adapter(engine) -> None:
+    await engine.load_adapter(ME, "a1", "a1")
+    await engine.load_adapter(ME, "a2", "a2")
+    context = await created(engine, "a1", PROMPT)
+    await engine.publish(ME, context, RetentionUpdate())
+    other = Caller("other")
+    for adapter, resident in (("a1", 12), ("a2", 0), ("", 0)):
+        assert (await engine.plan(other, PROMPT, adapter=adapter)).resident == resident
+    await engine.close(ME, context)
+    await engine.unload_adapter(ME, "a1")
+    await engine.load_adapter(ME, "a3", "a3")  # a publication computes nothing, and needs no slot
+
+
+@pytest.mark.parametrize("directory", ["nowhere", "", ".", "..", "a1/", "../adapters/a1", "/etc", "a1\0"])
+async def test_a_callers_name_is_no_path(engine, directory) -> None:
+    with pytest.raises(NotFound) as error:
+        await engine.load_adapter(ME, "x", directory)
+    assert error.value.reason == "ADAPTER_NOT_FOUND"
+    assert await engine.adapters(ME) == []
+
+
+async def test_refused_loads_change_nothing(start, tmp_path, adapter_dir) -> None:
+    shutil.copytree(adapter_dir / "a1", tmp_path / "damaged")
+    (tmp_path / "damaged" / "adapter_model.safetensors").write_bytes(b"x")
+    write_adapter(tmp_path / "wide", SHAPE, seed=1, rank=5)
+    shutil.copytree(adapter_dir / "a1", tmp_path / "dora")
+    config = tmp_path / "dora" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
+    engine = start(adapter_dir=tmp_path)
+    for directory, match in (("damaged", "not a whole"), ("wide", "rank 5"), ("dora", "use_dora")):
+        with pytest.raises(InvalidArgument, match=match):
+            await engine.load_adapter(ME, "it", directory)
+    with pytest.raises(InvalidArgument, match="name: must not be the model's"):
+        await engine.load_adapter(ME, engine.info.model_id, "wide")
+    assert await engine.adapters(ME) == []
+    engine = start(adapter_dir=None)
+    with pytest.raises(FailedPrecondition, match="--adapter-dir") as error:
+        await engine.load_adapter(ME, "it", "wide")
+    assert error.value.reason == "NO_ADAPTERS"
+
+
+async def test_an_engine_without_slots_has_no_adapters(make_engine) -> None:
+    engine = make_engine()
+    with pytest.raises(FailedPrecondition, match="--adapter-slots"):
+        await engine.load_adapter(ME, "a1", "a1")
+    with pytest.raises(NotFound):
+        await created(engine, "a1")
+    assert await engine.adapters(ME) == []
+
+
+async def test_a_cancelled_load_loads_nothing(engine, monkeypatch, dense, adapter_dir) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    replace = engine.core.runner.replace_parameters
+    posted = []
+
+    def slow(arrays) -> None:
+        posted.append(len(arrays))
+        loop.call_soon_threadsafe(reached.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        replace(arrays)
+
+    monkeypatch.setattr(engine.core.runner, "replace_parameters", slow)
+    loading = asyncio.ensure_future(engine.load_adapter(ME, "a1", "a1"))
+    await reached.wait()
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    go_on.set()
+    monkeypatch.setattr(engine.core.runner, "replace_parameters", replace)
+    await engine.load_adapter(ME, "a2", "a2")  # behind the other, on the same thread
+    assert len(posted) == 1
+    assert [each.name for each in await engine.adapters(ME)] == ["a2"]
+    assert (await engine.stats()).adapters == 1
+    await engine.load_adapter(ME, "a1", "a1")
+    context = await created(engine, "a1", PROMPT)
+    assert await continued(engine, context, 8) == dense.greedy(adapter_dir / "a1", PROMPT, 8)
+
+
+async def test_contexts_of_other_tenants_and_ids(engine) -> None:
+    await engine.load_adapter(ME, "a1", "a1")
+    theirs = Caller("them")
+    context = await created(engine, "a1", PROMPT, theirs)
+    with pytest.raises(NotFound):
+        await engine.inspect(ME, context)
+    assert (await engine.plan(ME, PROMPT, adapter="a1")).resident == 0
+    await engine.create(ME, CreateContextRequest(context_id="c", adapter="a1"))
+    with pytest.raises(AlreadyExists):
+        await engine.create(ME, CreateContextRequest(context_id="c", adapter="a1"))
+
+
+@pytest.mark.parametrize("seed", range(24))
+async def test_random_traces(engine, dense, adapter_dir, seed) -> None:
+    """Contexts of several adapters and of none, forked, rewound, continued side by side, between loads and unloads."""
+    source = random.Random(seed)
+    contents: dict[str, str] = {}  # name → directory
+    sequences: dict[str, tuple[str, list[int]]] = {}  # context → directory, tokens
+
+    async def load() -> None:
+        name, directory = source.choice("xyz"), f"a{source.randint(1, 5)}"
+        try:
+            await engine.load_adapter(ME, name, directory)
+        except ResourceExhausted:
+            return
+        contents[name] = directory
+
+    async def unload() -> None:
+        if contents:
+            name = source.choice(sorted(contents))
+            await engine.unload_adapter(ME, name)
+            del contents[name]
+
+    async def create() -> None:
+        if len(sequences) < 8:
+            name = source.choice(["", *sorted(contents), *sorted(contents)])
+            tokens = PROMPT[: source.randint(1, 13)] + [source.randrange(64) for _ in range(source.randint(0, 8))]
+            sequences[await created(engine, name, tokens)] = (contents.get(name, ""), tokens)
+
+    async def fork() -> None:
+        if sequences and len(sequences) < 8:
+            context = source.choice(sorted(sequences))
+            (child,) = await engine.fork(ME, context)
+            sequences[child.context_id] = (sequences[context][0], list(sequences[context][1]))
+
+    async def rewind() -> None:
+        if sequences:
+            _, tokens = sequences[context := source.choice(sorted(sequences))]
+            del tokens[source.randint(1, len(tokens)) :]
+            await engine.rewind(ME, context, len(tokens))
+
+    async def close() -> None:
+        if sequences:
+            context = source.choice(sorted(sequences))
+            await engine.close(ME, context)
+            del sequences[context]
+
+    async def continue_some() -> None:
+        chosen = [c for c in sorted(sequences) if len(sequences[c][1]) < 70 and source.random() < 0.7]
+        count = source.randint(1, 6)
+        work = [continued(engine, context, count) for context in chosen]
+        meanwhile = [load()] if source.random() < 0.5 else []
+        outputs = (await asyncio.gather(*work, *meanwhile))[: len(work)]
+        for context, output in zip(chosen, outputs, strict=True):
+            directory, tokens = sequences[context]
+            assert output == dense.greedy(adapter_dir / directory if directory else None, tokens, count)
+            tokens.extend(output)
+
+    for _ in range(16):
+        await source.choice([load, load, unload, create, create, create, fork, rewind, close, continue_some])()
+    await continue_some()

@@ -1,0 +1,116 @@
+"""Adapters behind a router: loaded on all engines, and contexts only where theirs is."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxctx import errors
+from jaxctx.engine.interface import Caller
+from jaxctx.v1 import admin_service_pb2
+from jaxctx.v1 import context_service_pb2 as pb
+from jaxctx.v1.context_pb2 import Context
+from jaxctx_server.router.migration import has_adapter_of
+from jaxctx_server.service.admin import LocalAdminService
+from tests.server.router.fake_router import FakeRouter
+
+ALICE, ROOT = Caller("alice"), Caller("ops")
+
+
+@pytest.fixture
+def admin(router: FakeRouter) -> LocalAdminService:
+    return LocalAdminService(router.lifecycle)
+
+
+async def test_an_adapter_is_loaded_on_all_engines_of_its_model(router: FakeRouter, admin: LocalAdminService) -> None:
+    router.add_engine("c", model_id="other")
+    response = await admin.load_adapter(ROOT, admin_service_pb2.LoadAdapterRequest(name="sql"))
+    assert (response.adapter.name, response.adapter.contexts) == ("sql", 4)  # two on each
+    assert {address: dict(each.fake.adapter_revisions) for address, each in router.connections.items()} == {
+        "a": {"sql": "content of sql"},
+        "b": {"sql": "content of sql"},
+        "c": {},
+    }
+    await admin.load_adapter(ROOT, admin_service_pb2.LoadAdapterRequest(name="fr", model_id="other"))
+    listed = await admin.list_adapters(ROOT, admin_service_pb2.ListAdaptersRequest())
+    assert [(each.name, each.contexts) for each in listed.adapters] == [("fr", 2), ("sql", 4)]
+    await admin.unload_adapter(ROOT, admin_service_pb2.UnloadAdapterRequest(name="sql"))
+    assert [router.connections[each].fake.adapter_revisions for each in "ab"] == [{}, {}]
+    with pytest.raises(errors.NotFound) as raised:
+        await admin.unload_adapter(ROOT, admin_service_pb2.UnloadAdapterRequest(name="sql"))
+    assert raised.value.reason == "ADAPTER_NOT_FOUND"
+
+
+async def test_an_error_of_one_engine_is_told_when_all_have_ended(router: FakeRouter, admin: LocalAdminService) -> None:
+    router.connections["a"].errors["LoadAdapter"].append(errors.ResourceExhausted("full", reason="ADAPTER_SLOTS"))
+    with pytest.raises(errors.ResourceExhausted, match="full"):
+        await admin.load_adapter(ROOT, admin_service_pb2.LoadAdapterRequest(name="sql"))
+    created = await router.contexts.create_context(ALICE, pb.CreateContextRequest(adapter="sql"))
+    assert created.context.engine_id == "b"
+
+
+async def test_without_engines(empty_router: FakeRouter) -> None:
+    admin = LocalAdminService(empty_router.lifecycle)
+    with pytest.raises(errors.Unavailable):
+        await admin.load_adapter(ROOT, admin_service_pb2.LoadAdapterRequest(name="sql"))
+    with pytest.raises(errors.Unavailable):
+        await admin.unload_adapter(ROOT, admin_service_pb2.UnloadAdapterRequest(name="sql"))
+    assert (await admin.list_adapters(ROOT, admin_service_pb2.ListAdaptersRequest())).slots == 0
+
+
+async def give(router: FakeRouter, address: str, **revisions: str) -> None:
+    """Adapters of an engine, which the router knows by its next report."""
+    router.connections[address].fake.adapter_revisions.update(revisions)
+    await router.connections[address].stats()
+
+
+@pytest.mark.parametrize("field", ["adapter", "model_id"])
+async def test_a_context_is_made_where_its_adapter_is(router: FakeRouter, field: str) -> None:
+    await give(router, "b", sql="1")
+    for _ in range(3):
+        created = await router.contexts.create_context(ALICE, pb.CreateContextRequest(**{field: "sql"}))
+        assert created.context.engine_id == "b"
+        assert router.connections["b"].fake.calls[-1][2].adapter == "sql"
+    await router.contexts.plan(ALICE, pb.PlanRequest(text="x", **{field: "sql"}))
+    assert not router.connections["a"].requests
+    with pytest.raises(errors.NotFound) as raised:
+        await router.contexts.create_context(ALICE, pb.CreateContextRequest(**{field: "none"}))
+    assert raised.value.reason == ("ADAPTER_NOT_FOUND" if field == "adapter" else "MODEL_NOT_FOUND")
+    with pytest.raises(errors.NotFound) as raised:
+        await router.contexts.plan(ALICE, pb.PlanRequest(text="x", **{field: "none"}))
+    assert raised.value.reason == ("ADAPTER_NOT_FOUND" if field == "adapter" else "MODEL_NOT_FOUND")
+
+
+async def test_a_first_fill_moves_a_context_only_to_where_its_adapter_is(router: FakeRouter) -> None:
+    await give(router, "a", sql="1")
+    created = await router.contexts.create_context(ALICE, pb.CreateContextRequest(adapter="sql"))
+    await router.contexts.fill(ALICE, pb.FillRequest(context_id=created.context.context_id, text="abcd"))
+    assert not router.connections["b"].requests
+    await give(router, "b", sql="1")
+    created = await router.contexts.create_context(ALICE, pb.CreateContextRequest(adapter="sql"))
+    await router.contexts.fill(ALICE, pb.FillRequest(context_id=created.context.context_id, text="abcd"))
+    assert [request.adapter for request in router.connections["b"].requests_of("Plan")] == ["sql"]
+
+
+async def test_a_context_moves_only_to_an_engine_with_the_content_of_its_adapter(router: FakeRouter) -> None:
+    await give(router, "a", sql="1")
+    await give(router, "b", sql="2")
+    context = Context(adapter="sql", adapter_revision="1")
+    assert [has_adapter_of(router.handle(each), context) for each in "ab"] == [True, False]
+    await give(router, "b", renamed="1")
+    assert has_adapter_of(router.handle("b"), context)
+    assert has_adapter_of(router.handle("b"), Context())
+
+
+async def test_models_of_all_engines_and_their_adapters_are_listed(router: FakeRouter) -> None:
+    from jaxctx.v1 import model_service_pb2
+
+    await give(router, "a", sql="1")
+    await give(router, "b", sql="1", fr="2")
+    listed = await router.models.list_models(ALICE, model_service_pb2.ListModelsRequest())
+    assert [(each.model_id, each.parent_model_id) for each in listed.models] == [
+        ("fake", ""),
+        ("fr", "fake"),
+        ("sql", "fake"),
+    ]
+    got = await router.models.get_model(ALICE, model_service_pb2.GetModelRequest(model_id="fr"))
+    assert got.model.adapter_revision == "2"
