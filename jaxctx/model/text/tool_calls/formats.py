@@ -157,11 +157,14 @@ FAMILY_FORMATS: Mapping[str, ToolCallFormat | None] = {
     "GraniteForCausalLM": None,  # <|tool_call|>[…]
     "LlamaForCausalLM": LLAMA3_JSON,
     "MistralForCausalLM": MISTRAL,
+    "MixtralForCausalLM": MISTRAL,
     "Olmo2ForCausalLM": None,  # was trained on none
     "Olmo3ForCausalLM": None,  # <function_calls>, in Python
     "Phi3ForCausalLM": None,  # <|tool_call|>[…], or was trained on none
     "Qwen2ForCausalLM": HERMES,
+    "Qwen2MoeForCausalLM": HERMES,
     "Qwen3ForCausalLM": HERMES,
+    "Qwen3MoeForCausalLM": HERMES,
     "SmolLM3ForCausalLM": HERMES,
 }
 """Of families whose template does not tell; None: it writes calls in another format than these, or none."""
