@@ -4,6 +4,7 @@ Expected logits and tokens come from the golden files (see scripts/make_goldens.
 """
 
 import asyncio
+from collections.abc import Set
 from dataclasses import replace
 
 import numpy as np
@@ -50,11 +51,35 @@ async def filled(engine: LocalEngine, *parts: list[int], salt: str = "") -> str:
 
 # What each family computes is tested without an engine too, in tests/jaxctx/model/test_goldens.py.
 QUICK = "qwen3_gqa1_narrow_heads_tied"
-golden_models = pytest.mark.parametrize(
-    "golden",
-    [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in GOLDEN_NAMES],
-    indirect=True,
-)
+# One of each family, that with most of what is special about it.
+OF_EACH_FAMILY = {
+    "gemma2_gqa2_tied",
+    "gemma3_gqa4_tied",
+    "granite_gqa3_multipliers",
+    "llama_gqa8_biases_linear_tied",
+    "mistral_window_gqa4",
+    "mixtral_5_experts_of_which_1_tied",
+    "olmo2_gqa2_biases_tied",
+    "olmo3_gqa2_yarn",
+    "phi3_gqa5_long_factors",
+    "phi3_window",
+    "qwen2_window_of_last_layer_gqa2",
+    "qwen2moe_shared_expert",
+    "qwen3moe_every_other_layer_tied",
+    "smollm3_gqa4_tied",
+}
+WITH_DRAFTS = {"gemma2_gqa2_tied", "mixtral_5_experts_of_which_1_tied", "olmo3_gqa2_yarn"}
+
+
+def golden_models(often: Set[str]) -> pytest.MarkDecorator:
+    """All golden models: the quick one always, those run `often` among the slow tests, the others in campaigns."""
+
+    def marked(name: str) -> object:
+        if name == QUICK:
+            return name
+        return pytest.param(name, marks=pytest.mark.slow if name in often else pytest.mark.campaign)
+
+    return pytest.mark.parametrize("golden", list(map(marked, GOLDEN_NAMES)), indirect=True)
 
 
 @pytest.fixture
@@ -63,7 +88,7 @@ def engine(make_engine, golden_checkpoint, echo_served) -> LocalEngine:
     return make_engine(WITHOUT_DRAFTS, served, device_config=CONFIG, whole=False)
 
 
-@golden_models
+@golden_models(OF_EACH_FAMILY)
 async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, golden) -> None:
     prompts = [golden.tokens[:length].tolist() for length in golden.prompts]
     whole = [await filled(engine, prompt, salt="whole") for prompt in prompts]
@@ -92,7 +117,7 @@ async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, 
         assert np.allclose(values, np.sort(logprobs)[::-1][:20], rtol=1e-4, atol=1e-4)
 
 
-@golden_models
+@golden_models(OF_EACH_FAMILY)
 async def test_hit_equals_miss_fork_equals_fresh_restart_equals_running(
     make_engine, golden_checkpoint, golden, echo_served, tmp_path
 ) -> None:
@@ -165,7 +190,7 @@ async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, g
     assert await continued(engine, (await engine.rewind(ME, fork.context_id, 500)).context_id) == miss
 
 
-@golden_models
+@golden_models(WITH_DRAFTS)
 async def test_drafts_change_no_token_of_a_text_that_repeats(make_engine, golden_checkpoint, echo_served) -> None:
     served = serve(golden_checkpoint, "float32", echo_served)
     prompt = [*range(20, 52)] * 3
