@@ -19,6 +19,7 @@ from jaxtyping import Array, Float32, Int32
 
 from jaxctx.engine.factory import ServedModel
 from jaxctx.engine.runner.step import PagedAttention
+from jaxctx.model.config import AdapterSlots
 from jaxctx.model.interface import KVSpec, Params
 from tests.echo import VOCAB_SIZE, EchoModel, echo_model, token_value
 from tests.sums import stored_sum
@@ -33,6 +34,7 @@ class WindowedEcho:
     windows: tuple[int | None, ...]
     max_positions: int = 1 << 20
     vocab_size: int = VOCAB_SIZE
+    adapter_slots: AdapterSlots | None = None
 
     @property
     def kv(self) -> KVSpec:
@@ -42,7 +44,12 @@ class WindowedEcho:
         return ""
 
     def hidden(
-        self, params: Params, tokens: Int32[Array, " rows"], positions: Int32[Array, " rows"], kv: PagedAttention
+        self,
+        params: Params,
+        tokens: Int32[Array, " rows"],
+        positions: Int32[Array, " rows"],
+        kv: PagedAttention,
+        adapters: jax.Array | None = None,
     ) -> Float32[Array, "rows 2"]:
         values = token_value(tokens, positions)
         for layer in range(len(self.windows)):

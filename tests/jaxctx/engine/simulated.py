@@ -81,6 +81,7 @@ class Shapes:
         self.page_shape, self.page_dtype, self.page_bytes = (1, 2, 1, config.page_size, 1), np.dtype(np.uint32), 4
         self.compilations_after_ready = 0
         self.functions_left = 0
+        self.adapter_slots = None
 
     def load_slot(self, *slot: object) -> None:
         pass
