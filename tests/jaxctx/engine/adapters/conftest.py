@@ -8,23 +8,30 @@ from jaxctx.engine.config import RuntimeDeps
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import ServedModel, build_engine, open_store
 from jaxctx.engine.runner.model_runner import ModelRunner
+from jaxctx.model.config import ModelConfig
 from scripts.checkpoints import init_random
 from tests.engines import poison
 from tests.jaxctx.cache.invariants import check
-from tests.jaxctx.engine.adapters.served import CONFIG, SHAPE, Dense, write_adapters
+from tests.jaxctx.engine.adapters.served import CONFIG, SHAPES, Dense, write_adapters
 
 
 @pytest.fixture(scope="session")
-def adapter_dir(tmp_path_factory) -> Path:
+def shape(request) -> ModelConfig:
+    """A model of SHAPES, the plain one unless a test asks for another."""
+    return SHAPES[getattr(request, "param", "plain")]
+
+
+@pytest.fixture(scope="session")
+def adapter_dir(tmp_path_factory, shape) -> Path:
     """Directories a1 to a5 of five adapters."""
     parent = tmp_path_factory.mktemp("adapters")
-    write_adapters(parent, range(1, 6))
+    write_adapters(parent, range(1, 6), shape)
     return parent
 
 
 @pytest.fixture(scope="session")
-def small_served(echo_served, adapter_dir) -> ServedModel:
-    model, params = init_random(SHAPE, 0, "float32", scale=0.2)
+def small_served(echo_served, adapter_dir, shape) -> ServedModel:
+    model, params = init_random(shape, 0, "float32", scale=0.2)
     return replace(echo_served, model=model, params=params, revision="small", dtype="float32", adapter_dir=adapter_dir)
 
 

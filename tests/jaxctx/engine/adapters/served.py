@@ -1,7 +1,7 @@
 """A small model with slots for adapters, adapters for it, and what they compute without an engine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxctx.engine.config import EngineConfig
 from jaxctx.model.adapters import read_adapter
-from jaxctx.model.config import AdapterSlots, ModelConfig
+from jaxctx.model.config import AdapterSlots, Experts, LayerAttention, ModelConfig
 from jaxctx.model.functional import DecoderModel, FlatParams
-from scripts.checkpoints import write_adapter
+from scripts.checkpoints import ADAPTER_TARGETS, write_adapter
 from scripts.dense import DenseCausal
 
 SLOTS = AdapterSlots(count=2, rank=4)
@@ -30,6 +30,15 @@ SHAPE = ModelConfig(
     query_key_norm="head",
     adapters=SLOTS,
 )
+MIXED = replace(
+    SHAPE,
+    architecture="Qwen3MoeForCausalLM",
+    layers=3,
+    layer_attention=(LayerAttention(window=6), LayerAttention(), LayerAttention(window=19)),
+    experts=Experts(count=5, per_token=2, ffn=16, normalised=True, dense_layers=(1,)),
+)
+"""Windows of two widths and none, layers with experts and without."""
+SHAPES = {"plain": SHAPE, "windows and experts": MIXED}
 CONFIG = EngineConfig(
     pages=96, page_size=4, max_batch=4, max_batch_tokens=16, max_context_tokens=96, draft_tokens=0, host_pages=8
 )
@@ -49,7 +58,9 @@ class Dense:
         @jax.jit
         def forward(params: FlatParams, tokens: jax.Array) -> jax.Array:
             positions = jnp.arange(LENGTH, dtype=jnp.int32)
-            return model.logits(params, model.hidden(params, tokens, positions, DenseCausal(1)))
+            return model.logits(
+                params, model.hidden(params, tokens, positions, DenseCausal(1, windows=model.kv.windows))
+            )
 
         return cls(model, params, forward)
 
@@ -76,8 +87,9 @@ class Dense:
         return sequence[len(tokens) :]
 
 
-def write_adapters(parent: Path, seeds: Sequence[int]) -> dict[str, Path]:
-    """Adapters called a1, a2, and so on, by their seeds."""
+def write_adapters(parent: Path, seeds: Sequence[int], shape: ModelConfig = SHAPE) -> dict[str, Path]:
+    """Adapters called a1, a2, and so on, by their seeds; of a model with experts, for its attention."""
+    targets = ADAPTER_TARGETS if shape.experts is None else ADAPTER_TARGETS[:4]
     for seed in seeds:
-        write_adapter(parent / f"a{seed}", SHAPE, seed=seed, rank=1 + seed % 4)
+        write_adapter(parent / f"a{seed}", shape, seed=seed, rank=1 + seed % 4, targets=targets)
     return {f"a{seed}": parent / f"a{seed}" for seed in seeds}

@@ -271,7 +271,15 @@ async def test_contexts_of_other_tenants_and_ids(engine) -> None:
         await engine.create(ME, CreateContextRequest(context_id="c", adapter="a1"))
 
 
-@pytest.mark.parametrize("seed", range(24))
+def traces(shape: str, often: int, sometimes: int, in_all: int) -> list[object]:
+    """Seeds of traces of a model: the first in the quick suite, then slow tests, the rest in campaigns."""
+    marks = [[]] * often + [[pytest.mark.slow]] * sometimes + [[pytest.mark.campaign]] * (in_all - often - sometimes)
+    return [pytest.param(shape, seed, marks=each) for seed, each in enumerate(marks)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "seed"), traces("plain", 6, 18, 24) + traces("windows and experts", 3, 17, 100), indirect=["shape"]
+)
 async def test_random_traces(engine, dense, adapter_dir, seed) -> None:
     """Contexts of several adapters and of none, forked, rewound, continued side by side, between loads and unloads."""
     source = random.Random(seed)
