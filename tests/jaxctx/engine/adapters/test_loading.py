@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,7 @@ from jaxctx.types import (
     SaveRequest,
 )
 from scripts.checkpoints import write_adapter
-from tests.jaxctx.engine.adapters.served import SHAPE, SLOTS
+from tests.jaxctx.engine.adapters.served import SHAPE, SLOTS, Dense
 
 ME = Caller()
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9]
@@ -271,16 +272,24 @@ async def test_contexts_of_other_tenants_and_ids(engine) -> None:
         await engine.create(ME, CreateContextRequest(context_id="c", adapter="a1"))
 
 
-def traces(shape: str, often: int, sometimes: int, in_all: int) -> list[object]:
-    """Seeds of traces of a model: the first in the quick suite, then slow tests, the rest in campaigns."""
-    marks = [[]] * often + [[pytest.mark.slow]] * sometimes + [[pytest.mark.campaign]] * (in_all - often - sometimes)
-    return [pytest.param(shape, seed, marks=each) for seed, each in enumerate(marks)]
+def seeds(often: int, in_all: int) -> pytest.MarkDecorator:
+    """Seeds of traces: the first in the quick suite, the others in slow tests."""
+    marks = [[]] * often + [[pytest.mark.slow]] * (in_all - often)
+    return pytest.mark.parametrize("seed", [pytest.param(seed, marks=each) for seed, each in enumerate(marks)])
 
 
-@pytest.mark.parametrize(
-    ("shape", "seed"), traces("plain", 6, 18, 24) + traces("windows and experts", 3, 17, 100), indirect=["shape"]
-)
+@seeds(often=8, in_all=24)
 async def test_random_traces(engine, dense, adapter_dir, seed) -> None:
+    await run_trace(engine, dense, adapter_dir, seed)
+
+
+@seeds(often=4, in_all=100)
+@pytest.mark.parametrize("shape", ["windows and experts"], indirect=True)
+async def test_random_traces_with_windows_and_experts(engine, dense, adapter_dir, seed) -> None:
+    await run_trace(engine, dense, adapter_dir, seed)
+
+
+async def run_trace(engine: LocalEngine, dense: Dense, adapter_dir: Path, seed: int) -> None:
     """Contexts of several adapters and of none, forked, rewound, continued side by side, between loads and unloads."""
     source = random.Random(seed)
     contents: dict[str, str] = {}  # name → directory
