@@ -278,3 +278,32 @@ def test_matrices_that_are_one_tensor(tiny, tmp_path, monkeypatch, name):
             numbers = values.view(F8) if kept == "float8_e4m3fn" else values
             values = numbers.astype(np.float64) * held[spec.scale_name].astype(np.float64)[:, None]
         np.testing.assert_array_equal(values.astype(np.float32), wide[spec.name])
+
+
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 96,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 128,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "mlp_only_layers": [1],
+    "max_position_embeddings": 64,
+}
+
+
+@by_format
+def test_experts_whose_routers_are_left_out(tmp_path, dense_logits, name):
+    """The matrices of all experts of a layer are one parameter, their scales another."""
+    write_quantised(tmp_path, EXPERTS, FORMATS[name], leave_out=("mlp.gate.",))
+    loaded, wide = load_model(tmp_path, dtype="float32"), load_model(tmp_path / "wide")
+    assert loaded.model.weights_dtype == (FORMATS[name].kept or "float32")
+    tokens = np.random.default_rng(0).integers(0, 96, (1, 24))
+    expected = dense_logits(wide.model, wide.params, tokens)
+    found = dense_logits(loaded.model, loaded.params, tokens)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * expected.std())
