@@ -12,11 +12,11 @@ from jaxctx import errors
 from jaxctx_server.services import Backend
 from tests.e2e.conftest import backend_of, grpc_address
 from tests.engines import Clock
-from tests.jaxctx.engine.adapters.conftest import adapter_dir, dense, small_runner, small_served, start
+from tests.jaxctx.engine.adapters.conftest import adapter_dir, dense, shape, small_runner, small_served, start
 from tests.jaxctx.engine.adapters.served import CONFIG
 from tests.server.http.client import HttpClient, http_server
 
-__all__ = ["adapter_dir", "dense", "small_runner", "small_served", "start"]
+__all__ = ["adapter_dir", "dense", "shape", "small_runner", "small_served", "start"]
 
 PROMPT = "A prompt of 23 letters."
 IDS = list(PROMPT.encode())

@@ -25,7 +25,7 @@ from jaxctx.model.weights import convert
 from jaxctx_server import engine_builder
 from jaxctx_server.cli import main
 from jaxctx_server.errors import MODEL, OK, USAGE
-from tests.jaxctx.model.quantization.encode import FORMATS, write_quantised
+from tests.jaxctx.model.quantization.encode import FORMATS, write_quantized
 
 TINY = {  # as in tests/jaxctx/engine/plan/test_memory_planner.py, so that one of them finds what the other compiled
     "architectures": ["LlamaForCausalLM"],
@@ -193,7 +193,7 @@ def test_quantised_weights_are_planned_as_they_are_loaded(tmp_path: Path, monkey
     """Layers that were left out too, where the weights are there."""
     planned = Planned(monkeypatch)
     for name, dtype in (("FP8", "float8_e4m3fn"), ("W4A16", "float32")):
-        write_quantised(tmp_path / name, TINY, FORMATS[name], leave_out=("down_proj",))
+        write_quantized(tmp_path / name, TINY, FORMATS[name], leave_out=("down_proj",))
         assert main(["plan", str(tmp_path / name)], {}) == OK
         model = planned.program._model
         assert model.weights_dtype == dtype

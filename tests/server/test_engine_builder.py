@@ -37,7 +37,7 @@ from jaxctx_server.errors import MODEL, USAGE, StartError
 from scripts.checkpoints import write_adapter, write_random
 from tests.echo import echo_model, echo_text
 from tests.jaxctx.engine.runner.check.test_report import case
-from tests.jaxctx.model.quantization.encode import FORMATS, write_quantised
+from tests.jaxctx.model.quantization.encode import FORMATS, write_quantized
 from tests.planted_kernels import WRONG, plant_kernel, right
 from tests.serve_echo import put_echo_in_place
 
@@ -481,7 +481,7 @@ def test_weights_that_were_made_wide_are_said(
 ) -> None:
     directory = Path(windowed(tmp_path))
     config = json.loads((directory / "config.json").read_text())
-    write_quantised(directory, config, FORMATS["awq"])
+    write_quantized(directory, config, FORMATS["awq"])
     served = []
     monkeypatch.setattr(engine_builder, "open_engine", lambda model, *_, **__: served.append(model) or _Engine())
     engine_builder.build_engine(ServeConfig(model=str(directory), compile_cache=None), Silent())

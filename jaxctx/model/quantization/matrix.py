@@ -71,7 +71,7 @@ class StoredMatrix:
         return frozenset(name for name in names if name is not None)
 
 
-def quantised_modules(tensors: Tensors) -> Iterator[str]:
+def quantized_modules(tensors: Tensors) -> Iterator[str]:
     """The modules whose matrix is stored in fewer bits, by what is in the file."""
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition(".")

@@ -31,8 +31,8 @@ from jaxctx.model.weights.formats import (
     OrbaxSource,
 )
 from jaxctx.model.weights.parts import ExpectedTensor, PartsByName, expected_tensors, parameter_parts
-from jaxctx.model.weights.quantised_source import QuantisedSource, WeightSource, open_weights
 from jaxctx.model.weights.quantize import quantize
+from jaxctx.model.weights.quantized_source import QuantizedSource, WeightSource, open_weights
 
 FINITE_AT_ONCE = 1 << 17  # elements that are looked at together: they stay in the processor's cache
 
@@ -339,7 +339,7 @@ def _check_memory(source: WeightSource, model: DecoderModel) -> None:
 
 def _widened(source: WeightSource, model: DecoderModel) -> str:
     """See `LoadedModel.widened`."""
-    found = source.dequantised if isinstance(source, QuantisedSource) else ()
+    found = source.dequantised if isinstance(source, QuantizedSource) else ()
     schemes = list(dict.fromkeys(matrix.scheme for matrix in found))
     if not schemes:
         return ""

@@ -149,25 +149,18 @@ MISTRAL_NAMED = ToolCallFormat(
     ),
 )
 TOOL_CALL_FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMED)}
-FAMILY_FORMATS: Mapping[str, ToolCallFormat | None] = {
-    "GemmaForCausalLM": None,  # was trained on none, as the next three
-    "Gemma2ForCausalLM": None,
-    "Gemma3ForCausalLM": None,
-    "Gemma3ForConditionalGeneration": None,
-    "GraniteForCausalLM": None,  # <|tool_call|>[…]
+FAMILY_FORMATS: Mapping[str, ToolCallFormat] = {
     "LlamaForCausalLM": LLAMA3_JSON,
     "MistralForCausalLM": MISTRAL,
     "MixtralForCausalLM": MISTRAL,
-    "Olmo2ForCausalLM": None,  # was trained on none
-    "Olmo3ForCausalLM": None,  # <function_calls>, in Python
-    "Phi3ForCausalLM": None,  # <|tool_call|>[…], or was trained on none
     "Qwen2ForCausalLM": HERMES,
     "Qwen2MoeForCausalLM": HERMES,
     "Qwen3ForCausalLM": HERMES,
     "Qwen3MoeForCausalLM": HERMES,
     "SmolLM3ForCausalLM": HERMES,
 }
-"""Of families whose template does not tell; None: it writes calls in another format than these, or none."""
+"""Of families whose template need not tell. Others were trained on no calls (Gemma, OLMo 2), or on calls in another
+format: Granite and Phi on `<|tool_call|>[…]`, OLMo 3 on Python in `<function_calls>`."""
 # Templates with one of these write calls as none of the formats here: calls as XML or as Python.
 OTHER_FORMATS = ("<function=", "<|tool_call|>", "functools[", "<function_calls>", "<｜tool▁calls▁begin｜>")
 

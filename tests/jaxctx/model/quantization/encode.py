@@ -1,7 +1,7 @@
 """Quantised checkpoints, made from the definitions of their formats, one bit at a time and with nothing of the loader.
 
 Each encoder takes integers (or float8) with scales and zeros, and gives the tensors of a module as a file has them.
-`reference` says what they mean. `write_quantised` makes a whole checkpoint of one: of a random model's matrices.
+`reference` says what they mean. `write_quantized` makes a whole checkpoint of one: of a random model's matrices.
 """
 
 import json
@@ -288,7 +288,7 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def write_quantised(
+def write_quantized(
     directory: Path, model: Any, form: Format, *, leave_out: tuple[str, ...] = ()
 ) -> dict[str, Numbers]:
     """A checkpoint of random matrices in this format at `directory`, and one of the same in float32 at `…/wide`.
@@ -317,8 +317,8 @@ def write_quantised(
     return found
 
 
-def edit_quantised(directory: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
-    """Apply `change` to the tensors of a checkpoint that `write_quantised` made."""
+def edit_quantized(directory: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    """Apply `change` to the tensors of a checkpoint that `write_quantized` made."""
     tensors = load_tensors(directory / "model.safetensors")
     change(tensors)
     save_tensors(directory / "model.safetensors", tensors)

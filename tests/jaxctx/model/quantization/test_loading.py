@@ -12,7 +12,7 @@ from jaxctx.model.families.family import TensorPart
 from jaxctx.model.functional import EIGHT_BITS
 from jaxctx.model.registry import FAMILIES
 from jaxctx.model.weights import convert, load_model, parts, stored_matrix_types
-from tests.jaxctx.model.quantization.encode import F8, FORMATS, edit_quantised, write_quantised
+from tests.jaxctx.model.quantization.encode import F8, FORMATS, edit_quantized, write_quantized
 from tests.jaxctx.model.weights.edits import edit_json
 
 by_format = pytest.mark.parametrize("name", FORMATS)
@@ -26,7 +26,7 @@ def arrays(loaded):
 @by_format
 def test_every_matrix_is_what_its_format_says(tiny, tmp_path, name):
     form = FORMATS[name]
-    found = write_quantised(tmp_path, tiny, form)
+    found = write_quantized(tmp_path, tiny, form)
     assert len(found) == 7 * tiny.layers
     loaded = load_model(tmp_path, dtype="float32")
     assert loaded.model.weights_dtype == (form.kept or "float32")
@@ -44,7 +44,7 @@ def test_every_matrix_is_what_its_format_says(tiny, tmp_path, name):
 
 @by_format
 def test_logits_are_those_of_the_dequantised_model(tiny, tmp_path, dense_logits, name):
-    write_quantised(tmp_path, tiny, FORMATS[name])
+    write_quantized(tmp_path, tiny, FORMATS[name])
     loaded, wide = load_model(tmp_path, dtype="float32"), load_model(tmp_path / "wide")
     tokens = np.random.default_rng(0).integers(0, 96, (1, 24))
     expected = dense_logits(wide.model, wide.params, tokens)
@@ -57,7 +57,7 @@ def test_logits_are_those_of_the_dequantised_model(tiny, tmp_path, dense_logits,
 @by_format
 def test_plan_and_conversion_see_the_same_model(tiny, tmp_path, name):
     form = FORMATS[name]
-    write_quantised(tmp_path / "src", tiny, form)
+    write_quantized(tmp_path / "src", tiny, form)
     assert stored_matrix_types(tmp_path / "src").dtype == form.kept
     loaded = load_model(tmp_path / "src")
     convert(tmp_path / "src", tmp_path / "dst")
@@ -71,7 +71,7 @@ def test_plan_and_conversion_see_the_same_model(tiny, tmp_path, name):
 
 
 def test_what_becomes_wide_is_said(tiny, tmp_path):
-    write_quantised(tmp_path, tiny, FORMATS["awq"])
+    write_quantized(tmp_path, tiny, FORMATS["awq"])
     stored = "14 matrices of 4-bit integers with a scale for each 16 inputs"
     assert load_model(tmp_path).widened == f"{stored} were made float32, which takes 8 times their memory"
     found = load_model(tmp_path, dtype="bfloat16").widened
@@ -79,14 +79,14 @@ def test_what_becomes_wide_is_said(tiny, tmp_path):
     loaded = load_model(tmp_path, dtype="bfloat16", weights_dtype="int8")
     assert loaded.model.weights_dtype == "int8"
     assert loaded.widened == f"{stored} were made int8, which takes 2 times their memory"
-    write_quantised(tmp_path / "8", tiny, FORMATS["W8A8"])
+    write_quantized(tmp_path / "8", tiny, FORMATS["W8A8"])
     assert load_model(tmp_path / "8").widened == ""
 
 
 def test_matrices_that_are_left_out_stay_wide(tiny, tmp_path, dense_logits):
     """One of the first layer too, and one type of all layers."""
     left = ("layers.0.self_attn.q_proj", "down_proj")
-    found = write_quantised(tmp_path / "src", tiny, FORMATS["W8A8"], leave_out=left)
+    found = write_quantized(tmp_path / "src", tiny, FORMATS["W8A8"], leave_out=left)
     assert len(found) == 14 - 3
     wide_names = {
         "model.layers.0.self_attn.q_proj.weight",
@@ -108,8 +108,8 @@ def test_matrices_that_are_left_out_stay_wide(tiny, tmp_path, dense_logits):
 
 
 def test_each_precision_is_another_revision(tiny, tmp_path):
-    write_quantised(tmp_path / "int8", tiny, FORMATS["W8A8"])
-    write_quantised(tmp_path / "left", tiny, FORMATS["W8A8"], leave_out=("down_proj",))
+    write_quantized(tmp_path / "int8", tiny, FORMATS["W8A8"])
+    write_quantized(tmp_path / "left", tiny, FORMATS["W8A8"], leave_out=("down_proj",))
     found = {
         load_model(tmp_path / "int8").revision,
         load_model(tmp_path / "int8/wide").revision,
@@ -132,7 +132,7 @@ def test_two_schemes_in_one_checkpoint(tiny, tmp_path):
         make=lambda seed, shape: (four if 48 in shape else float8).make(seed, shape),
         encode=lambda n: (four if n.values.dtype == np.int64 else float8).encode(n),
     )
-    found = write_quantised(tmp_path, tiny, both)
+    found = write_quantized(tmp_path, tiny, both)
     loaded = load_model(tmp_path)
     held = arrays(loaded)
     assert loaded.model.weights_dtype == "float8_e4m3fn"
@@ -144,7 +144,7 @@ def test_two_schemes_in_one_checkpoint(tiny, tmp_path):
 
 
 def test_values_of_8_bits_are_loaded_as_nothing_else(tiny, tmp_path):
-    write_quantised(tmp_path, tiny, FORMATS["FP8"])
+    write_quantized(tmp_path, tiny, FORMATS["FP8"])
     with pytest.raises(
         Exception, match=r"^weights_dtype: the weights in model\.safetensors are stored as float8_e4m3fn"
     ):
@@ -152,10 +152,10 @@ def test_values_of_8_bits_are_loaded_as_nothing_else(tiny, tmp_path):
 
 
 def test_progress_counts_what_is_read(tiny, tmp_path):
-    write_quantised(tmp_path, tiny, FORMATS["awq"])
+    write_quantized(tmp_path, tiny, FORMATS["awq"])
     calls = []
     load_model(tmp_path, progress=lambda done, total: calls.append((done, total)))
-    matrices = sum(each.values.size for each in write_quantised(tmp_path, tiny, FORMATS["awq"]).values())
+    matrices = sum(each.values.size for each in write_quantized(tmp_path, tiny, FORMATS["awq"]).values())
     wide = sum(a.size for name, a in arrays(load_model(tmp_path)).items()) - matrices
     assert calls[0] == (0, matrices // 2 + 4 * wide)
     assert calls[-1][0] == calls[-1][1]
@@ -164,10 +164,10 @@ def test_progress_counts_what_is_read(tiny, tmp_path):
 def test_scales_of_activations_and_of_kv_are_passed_over(tiny, tmp_path):
     form = FORMATS["FP8, a scale for each matrix"]
     config = form.config | {"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}
-    write_quantised(tmp_path, tiny, dataclasses.replace(form, config=config))
+    write_quantized(tmp_path, tiny, dataclasses.replace(form, config=config))
     revision = load_model(tmp_path).revision
     scales = {f"model.layers.0.self_attn.{kind}_scale": np.ones(1, ml_dtypes.bfloat16) for kind in "kv"}
-    edit_quantised(tmp_path, lambda tensors: tensors.update(scales))
+    edit_quantized(tmp_path, lambda tensors: tensors.update(scales))
     assert load_model(tmp_path).revision == revision
 
 
@@ -214,25 +214,25 @@ Q = "model.layers.0.self_attn.q_proj"
     ],
 )
 def test_what_contradicts_is_refused_by_name(tiny, tmp_path, name, change, message):
-    write_quantised(tmp_path, tiny, FORMATS[name])
-    edit_quantised(tmp_path, change)
+    write_quantized(tmp_path, tiny, FORMATS[name])
+    edit_quantized(tmp_path, change)
     with pytest.raises(CheckpointError, match=rf"^model\.safetensors: {message}"):
         load_model(tmp_path)
 
 
 def test_a_quantised_head_becomes_wide(tiny, tmp_path):
     """A head never has 8 bits here."""
-    found = write_quantised(tmp_path, tiny, FORMATS["W8A8"])
+    found = write_quantized(tmp_path, tiny, FORMATS["W8A8"])
     numbers = FORMATS["W8A8"].make(99, (96, 32))
     encoded = {f"lm_head.{leaf}": array for leaf, array in FORMATS["W8A8"].encode(numbers).items()}
-    edit_quantised(tmp_path, lambda tensors: tensors.update(encoded))
+    edit_quantized(tmp_path, lambda tensors: tensors.update(encoded))
     held = arrays(load_model(tmp_path))
     np.testing.assert_array_equal(held["lm_head.weight"], numbers.reference)
     assert held[next(iter(found))].dtype == np.int8
 
 
 def test_an_orbax_checkpoint_is_not_of_another_program(tiny, tmp_path):
-    write_quantised(tmp_path / "src", tiny, FORMATS["awq"])
+    write_quantized(tmp_path / "src", tiny, FORMATS["awq"])
     convert(tmp_path / "src/wide", tmp_path / "dst")
     edit_json(tmp_path / "dst/config.json", quantization_config=dict(FORMATS["awq"].config))
     with pytest.raises(CheckpointError, match=r"^config\.json: quantization_config: not in an Orbax checkpoint"):
@@ -241,7 +241,7 @@ def test_an_orbax_checkpoint_is_not_of_another_program(tiny, tmp_path):
 
 def test_quantised_tensors_without_a_configuration_are_refused(tiny, tmp_path):
     for name, kind in (("W8A8", "I8"), ("FP8", "F8_E4M3"), ("awq", "I32")):
-        write_quantised(tmp_path, tiny, FORMATS[name])
+        write_quantized(tmp_path, tiny, FORMATS[name])
         edit_json(tmp_path / "config.json", quantization_config=None)
         with pytest.raises(CheckpointError, match=rf": type {kind} is not one of float32"):
             load_model(tmp_path)
@@ -265,7 +265,7 @@ class Fused:
 def test_matrices_that_are_one_tensor(tiny, tmp_path, monkeypatch, name):
     family = dataclasses.replace(FAMILIES["Qwen3ForCausalLM"], parts_of=Fused.parts_of)
     monkeypatch.setattr(parts, "FAMILIES", {**FAMILIES, "Qwen3ForCausalLM": family})
-    found = write_quantised(tmp_path, tiny, FORMATS[name])
+    found = write_quantized(tmp_path, tiny, FORMATS[name])
     loaded = load_model(tmp_path)
     held, wide = arrays(loaded), arrays(load_model(tmp_path / "wide"))
     assert {"qkv_proj"} == {key.split(".")[-2] for key in found if "self_attn" in key and "o_proj" not in key}
@@ -300,7 +300,7 @@ EXPERTS = {
 @by_format
 def test_experts_whose_routers_are_left_out(tmp_path, dense_logits, name):
     """The matrices of all experts of a layer are one parameter, their scales another."""
-    write_quantised(tmp_path, EXPERTS, FORMATS[name], leave_out=("mlp.gate.",))
+    write_quantized(tmp_path, EXPERTS, FORMATS[name], leave_out=("mlp.gate.",))
     loaded, wide = load_model(tmp_path, dtype="float32"), load_model(tmp_path / "wide")
     assert loaded.model.weights_dtype == (FORMATS[name].kept or "float32")
     tokens = np.random.default_rng(0).integers(0, 96, (1, 24))

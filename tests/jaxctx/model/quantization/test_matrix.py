@@ -10,7 +10,7 @@ import pytest
 from jaxctx.model.config_reader import CheckpointError, Reader
 from jaxctx.model.quantization.config import read_quantization
 from jaxctx.model.quantization.grouped import dequantise
-from jaxctx.model.quantization.matrix import find_matrix, quantised_modules, read_matrix
+from jaxctx.model.quantization.matrix import find_matrix, quantized_modules, read_matrix
 from jaxctx.model.stored_tensor import StoredTensor
 from tests.jaxctx.model.quantization.encode import (
     AWQ_CONFIG,
@@ -39,7 +39,7 @@ def find(tensors, config):
     """The matrix of module `m`."""
     quantization = read_quantization(Reader({"quantization_config": config}, "config.json"))
     found = headers(tensors)
-    assert list(quantised_modules(found)) in (["m"], [])
+    assert list(quantized_modules(found)) in (["m"], [])
     return find_matrix("m", found, quantization, tensors.__getitem__)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Goldens of quantised matrices: tensors, and what the programs that such checkpoints come from make of them.
 
-    PYTHONPATH=COMPRESSED_TENSORS scripts/make_quantised_goldens.py --autoawq DIRECTORY --gptqmodel DIRECTORY
+    PYTHONPATH=COMPRESSED_TENSORS scripts/make_quantized_goldens.py --autoawq DIRECTORY --gptqmodel DIRECTORY
 
 writes tests/goldens/quantised/matrices.npz. Needs torch, compressed-tensors 0.20, and the unpacked sources of autoawq
 0.2.9 and gptqmodel 7.7, of which single files are loaded: neither has a wheel.

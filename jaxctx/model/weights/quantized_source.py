@@ -25,7 +25,7 @@ from jaxctx.model.quantization.matrix import (
     ReadTensor,
     StoredMatrix,
     find_matrix,
-    quantised_modules,
+    quantized_modules,
     read_matrix,
     read_scales,
 )
@@ -34,7 +34,7 @@ from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
 from jaxctx.model.weights.formats import CONFIG, HostArray, OrbaxSource, SafetensorsSource, open_source, read_in_order
 from jaxctx.model.weights.parts import PartsByName, parameter_parts
 
-WeightSource: TypeAlias = "SafetensorsSource | OrbaxSource | QuantisedSource"
+WeightSource: TypeAlias = "SafetensorsSource | OrbaxSource | QuantizedSource"
 
 
 def open_weights(directory: Path, config: ModelConfig) -> WeightSource:
@@ -48,7 +48,7 @@ def open_weights(directory: Path, config: ModelConfig) -> WeightSource:
         return source
     if isinstance(source, OrbaxSource):
         raise CheckpointError(f"{CONFIG}: {FIELD}: not in an Orbax checkpoint, which has our own forms alone")
-    return QuantisedSource(source, quantization, _layers_matrices(config))
+    return QuantizedSource(source, quantization, _layers_matrices(config))
 
 
 def _layers_matrices(config: ModelConfig) -> frozenset[str]:
@@ -67,7 +67,7 @@ class Shown:
     make: Callable[[StoredMatrix, ReadTensor], HostArray]
 
 
-class QuantisedSource:
+class QuantizedSource:
     """A `WeightSource` of the checkpoint's matrices in our forms."""
 
     def __init__(self, stored: SafetensorsSource, quantization: Quantization, may_be_narrow: Collection[str]) -> None:
@@ -85,7 +85,7 @@ class QuantisedSource:
             def read(name: str) -> HostArray:
                 return read_part(TensorPart(name))
 
-            for module in quantised_modules(stored.tensors):
+            for module in quantized_modules(stored.tensors):
                 matrix = find_matrix(module, stored.tensors, quantization, read)
                 hidden |= matrix.tensors | {f"{module}.{leaf}" for leaf in OF_ACTIVATIONS}
                 may_be_kept = f"{module}.weight" in may_be_narrow

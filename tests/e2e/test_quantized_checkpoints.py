@@ -16,7 +16,7 @@ from scripts.dense import DenseCausal
 from tests.e2e.echo_contexts import THOUSAND, filled
 from tests.echo import echo_text
 from tests.engines import on_demand
-from tests.jaxctx.model.quantization.encode import FORMATS, write_quantised
+from tests.jaxctx.model.quantization.encode import FORMATS, write_quantized
 
 pytestmark = pytest.mark.slow  # compiles a model for each format
 
@@ -57,7 +57,7 @@ def quantised(request, tmp_path_factory):
     """A checkpoint's directory; of the first some layers' matrices are wide."""
     name, leave_out = request.param
     path = tmp_path_factory.mktemp("quantised")
-    write_quantised(path, TINY, FORMATS[name], leave_out=leave_out)
+    write_quantized(path, TINY, FORMATS[name], leave_out=leave_out)
     return path
 
 
