@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Temporaries of a product with a weight of 4 bits and a scale for each group of inputs, for chips that need not be here.
+"""Temporaries of a product with a weight of 4 bits and a scale for each group of inputs, compiled for chips.
 
-    scripts/compile_int4.py [--target v5e v6e h200] [--rows 1 16 64] [--out 14336] [--in 4096] [--group 128]
+    .venv/bin/python scripts/compile_int4.py [--target v5e v6e h200] [--rows 1 16 64] [--out 14336] [--in 4096]
+                                             [--group 128]
 
-Needs the compilers of `scripts/environment tpu` and `cuda13`. Two forms are compiled: the scale after a product for each
-group, and the scale inside of one product. For each it prints the temporaries, and which wide arrays of the size of the
-weight are made outside of fusions: either tells whether the weight is widened in memory.
+Needs the compilers of `scripts/environment tpu` and `cuda13`, and no chip. Two forms are compiled: the scale after
+a product for each group, and the scale inside of one product. Temporaries as large as the weight in bfloat16 tell that
+it, or its scales, are widened in memory.
 """
 
 from __future__ import annotations
 
 import argparse
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +58,8 @@ def main() -> None:
                 for rows in options.rows:
                     lowered = jax.jit(form).lower(struct((rows, options.inside), jnp.bfloat16), weight, scale, scale)
                     compiled = lowered.compile(compiler_options=compiler_options(devices[0].platform))
-                    temporaries = compiled.memory_analysis().temp_size_in_bytes
-                    print(f"{target}: {form.__name__}, {rows} rows: {temporaries:,} bytes", flush=True)
+                    memory: Any = compiled.memory_analysis()
+                    print(f"{target}: {form.__name__}, {rows} rows: {memory.temp_size_in_bytes:,} bytes", flush=True)
 
 
 if __name__ == "__main__":
