@@ -241,7 +241,8 @@ def variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def with_images() -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and configuration of Gemma 3 with images."""
-    text = {key: value for key, value in complete("Gemma3").items() if key not in ("architectures", "eos_token_id")}
+    elsewhere = ("architectures", "eos_token_id", "final_logit_softcapping")  # above the text model, or not read
+    text = {key: value for key, value in complete("Gemma3").items() if key not in elsewhere}
     names = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [8, 9]}
     whole = names | {"text_config": text, "tie_word_embeddings": False}
     yield "complete", whole

@@ -37,7 +37,8 @@ from jaxctx_kernels import KernelName
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
 ProjectTile: TypeAlias = Callable[[jax.Array, Weight, jax.Array], jax.Array]
 
-PAIRS_ALONE = 4  # for each expert, up to which pairs on a CPU are multiplied one by one
+PAIRS_ALONE = 2  # for each expert, up to which pairs on a CPU are multiplied one by one
+FEW_PAIRS = 4  # for each expert, up to which tiles are small
 PAIRS_IN_SUMS = 2  # likewise on a GPU, in sums of products
 HOPPER_BLOCK = 64  # rows, and elements of a row, that the product of H100 and H200 takes at a time
 HOPPER_OUT = 128  # output channels, likewise
@@ -101,7 +102,7 @@ def feed_experts(
         if kernel == "tpu" and arrays:
             fed = feed_by_kernel(x, pairs, arrays, activation, multiply_on_tpu)
         else:
-            tile = LANES if count > PAIRS_ALONE * experts else SUBLANES
+            tile = LANES if count > FEW_PAIRS * experts else SUBLANES
             fed = feed_in_tiles(x, pairs, weights, activation, tile, project_one)
         return sum_by_row(fed, pairs, scores)
 
@@ -135,6 +136,8 @@ def rows_of_tile(pairs: int, experts: int) -> int:
     """
     if pairs <= PAIRS_ALONE * experts:
         return 1 if SUMS_ARE_FAST else 4
+    if pairs <= FEW_PAIRS * experts:
+        return 8
     return 32 if pairs <= 16 * experts else 64
 
 

@@ -18,11 +18,13 @@ from jaxtyping import Array, Bool, Float, Float32, Int8, Shaped
 from jaxctx.model.sharding import EVERY_DEVICE
 from jaxctx_kernels.kv_cache import CPU_HAS_LONG_VECTORS, LARGEST_INT8
 
+TAKES_BITS = jax.__version_info__ < (0, 11)  # instead of bfloat16, where a part of an array is taken
 FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less than it saves
 # Of one row's products on CPU: numbers of a vector, two of the CPU's, and vectors that one loop adds at most. Without
 # AVX-512 32 numbers take more registers than there are, and up to three times as long.
 LANES, TERMS = 32 if CPU_HAS_LONG_VECTORS else 16, 32
 BLOCK_ELEMENTS = 1 << 20  # of a weight of 8 bits that are wide at a time on CPU: 2 MiB, which its cache holds
+COPIED_ELEMENTS = 1 << 22  # of a weight that stays as narrow, likewise
 LEAST_BLOCK = 64  # output channels that are multiplied at a time, however long they are
 SUMS_ARE_FAST = jax.__version_info__ >= (0, 11)  # those of `contract_one`; before, padding a row to four was faster
 
@@ -196,14 +198,17 @@ def contract_in_blocks(
 ) -> Float32[Array, "rows out"]:
     """The product with `out` rows of `values` from `first` on; None: with all, on CPU.
 
-    BLOCK_ELEMENTS of them at a time are copied, which widens values of 8 bits. Only int8 meets int8, and is exact.
+    BLOCK_ELEMENTS of them at a time are copied, which widens values of 8 bits; COPIED_ELEMENTS if they stay as they are.
+    Only int8 meets int8, and is exact.
     """
     inside = values.shape[1]
     out = values.shape[0] if out is None else out
-    block = min(max(LEAST_BLOCK, BLOCK_ELEMENTS // inside), out)
+    most = COPIED_ELEMENTS if x.dtype == values.dtype else BLOCK_ELEMENTS
+    block = min(max(LEAST_BLOCK, most // inside), out)
 
-    # JAX 0.10 cannot take a part of bfloat16 on a CPU: it would widen all of the values. Of their bits it can.
-    narrow = values.dtype == jnp.bfloat16
+    # JAX 0.10 cannot take a part of bfloat16 on a CPU: it would widen all of the values. Of their bits it can, which
+    # later ones take three times as long for.
+    narrow = values.dtype == jnp.bfloat16 and TAKES_BITS
     held = lax.bitcast_convert_type(values, jnp.uint16) if narrow else values
 
     def part(start: "int | jax.Array") -> jax.Array:

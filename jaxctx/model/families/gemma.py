@@ -89,6 +89,7 @@ def read_gemma3_with_images(read: Reader) -> ModelConfig:
     """See `Family.read`. A text that has no image is what the model of `text_config` makes of it."""
     text = replace(read.inner("text_config"), defaults=GEMMA3.defaults)
     fields.refuse_unknown(text, GEMMA3.fields | GEMMA3.defaults.keys() | GEMMA3.ignored)
+    text.one_of([None], "final_logit_softcapping")  # this class does not see another value, the one for text alone does
     above = {key: value for key, value in read.raw.items() if key in OF_ALL and value is not None}
     tied = read.flag("tie_word_embeddings")  # of the head, which is not within the text model
     return read_gemma3(replace(text, raw={**text.raw, **above, "tie_word_embeddings": tied}))

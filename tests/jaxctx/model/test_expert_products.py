@@ -221,9 +221,9 @@ def test_pairs_are_sorted_by_expert() -> None:
 
 
 def test_a_tile_is_as_large_as_experts_have_pairs() -> None:
-    sizes = [rows_of_tile(pairs, 8) for pairs in (2, 32, 33, 128, 129, 1024)]
-    assert sizes[2:] == [32, 32, 64, 64]
-    assert sizes[0] == sizes[1] < 32
+    sizes = [rows_of_tile(pairs, 8) for pairs in (2, 16, 17, 32, 33, 128, 129, 1024)]
+    assert sizes[2:] == [8, 8, 32, 32, 64, 64]
+    assert sizes[0] == sizes[1] < 8
 
 
 @pytest.mark.skipif(not SUMS_ARE_FAST, reason="JAX 0.10 has no sums for a row alone, and copies weights for products")

@@ -545,3 +545,9 @@ def test_what_is_special_about_published_models():
 def test_what_is_not_computed_is_refused_by_name(raw, message):
     with pytest.raises(CheckpointError, match=rf"^config\.json: {message}"):
         from_hf(raw)
+
+
+def test_a_cap_that_the_class_with_images_does_not_compute_is_refused():
+    text = IMAGES["text_config"] | {"final_logit_softcapping": 30.0}
+    with pytest.raises(CheckpointError, match=r"^config\.json: text_config\.final_logit_softcapping: "):
+        from_hf(IMAGES | {"text_config": text})

@@ -175,7 +175,8 @@ def test_a_step_for_a_chip_has_its_kernel_and_updates_pages_in_place(chip: str) 
     with compiling_for(chip) as (devices, _):
         assert len(devices) == 4
         program = CompiledModel(*abstract(TINY, "bfloat16"), CONFIG, devices[0])
-        assert program.shapes[-1].metadata.kernel == program.platform == ("gpu" if chip == "h200" else "tpu")
+        (metadata,) = program.shapes[-1].metadata
+        assert metadata.kernel == program.platform == ("gpu" if chip == "h200" else "tpu")
         assert {array.dtype for array in jax.tree.leaves(program.pools)} == {jnp.dtype("bfloat16")}
         assert program.shapes[0].rows == CONFIG.row_buckets()[0] > 1  # a row alone is cheaper on a CPU only
         for function in (program.shapes[-1], StateFunction.COPY_PAGES):
