@@ -198,8 +198,8 @@ def contract_in_blocks(
 ) -> Float32[Array, "rows out"]:
     """The product with `out` rows of `values` from `first` on; None: with all, on CPU.
 
-    BLOCK_ELEMENTS of them at a time are copied, which widens values of 8 bits; COPIED_ELEMENTS if they stay as they are.
-    Only int8 meets int8, and is exact.
+    BLOCK_ELEMENTS of them at a time are copied, which widens values of 8 bits; COPIED_ELEMENTS where they stay as they
+    are. Only int8 meets int8, and is exact.
     """
     inside = values.shape[1]
     out = values.shape[0] if out is None else out
