@@ -224,6 +224,27 @@ async def test_a_deadline_that_passes_while_guesses_are_made(make_engine, clock)
     assert await held_pages(engine) == 0
 
 
+async def test_preempted_while_it_is_drafted_for_it_goes_on_exactly(make_engine) -> None:
+    engine = make_engine(replace(SMALL, max_batch=2, pages=24), draft=TWIN)
+    low = []
+    for token in (1, 2):
+        info = await engine.create(ME, CreateContextRequest(priority=-1))
+        await engine.fill(ME, info.context_id, [token] * 20)
+        low.append(info.context_id)
+    tasks = [asyncio.create_task(greedy(engine, context_id, 150)) for context_id in low]
+    while (await engine.stats()).tokens_drafted_by_model < 8:
+        await asyncio.sleep(0.001)
+    high = await engine.create(ME, CreateContextRequest(priority=5))
+    await engine.fill(ME, high.context_id, [7] * 150)
+    assert await greedy(engine, high.context_id, 10) == oracle([7] * 150, 10)
+    assert await asyncio.gather(*tasks) == [oracle([token] * 20, 150) for token in (1, 2)]
+    assert (await engine.stats()).preemptions > 0
+    drafted, accepted = await model_drafts(engine)
+    assert accepted > 50
+    assert drafted - accepted <= 2 * 15  # what was in flight when a run ended counts for nobody
+    assert await held_pages(engine) == 0
+
+
 async def test_penalties_and_least_lengths_are_not_drafted(make_engine) -> None:
     requests = (
         GenerateRequest(context_id="", max_tokens=20, sampling=SamplingParams(temperature=0.0, frequency_penalty=0.5)),
