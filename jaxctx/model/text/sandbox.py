@@ -67,6 +67,7 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "in": lambda one, other: one in other,
     "notin": lambda one, other: one not in other,
 }
+JINJA_ARGUMENTS = {"_loop_vars", "_block_vars"}  # that Jinja adds to calls in loops and blocks, and takes out itself
 BUILT_IN = (str, int, float, list, tuple, dict, set, frozenset)
 
 
@@ -232,7 +233,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if owner is __self:  # one of the methods below, which guarded templates call
             return __obj(*args)
         if isinstance(owner, BUILT_IN) or owner in BUILT_IN:
-            args = _checked_arguments(work, owner, __obj.__name__, args, kwargs)
+            named = {name: value for name, value in kwargs.items() if name not in JINJA_ARGUMENTS}
+            args = _checked_arguments(work, owner, __obj.__name__, args, named)
         elif isinstance(owner, jinja2.runtime.LoopContext):
             work.expanded(*args)
         return work.keep(super().call(__context, __obj, *args, **kwargs))
