@@ -7,7 +7,7 @@ from typing import Any
 Conversation = list[dict[str, Any]]
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": " Hello, Wörld! "}
-ANSWER = {"role": "assistant", "content": "Hi <there> & \"you\".\n"}
+ANSWER = {"role": "assistant", "content": 'Hi <there> & "you".\n'}
 NEXT = {"role": "user", "content": "And now?"}
 THOUGHT = {"role": "assistant", "content": "42", "reasoning_content": "so\nit is"}
 INLINE_THOUGHT = {"role": "assistant", "content": "<think>\nso it is\n</think>\n\n42"}

@@ -86,6 +86,18 @@ def accepts(tokenizer: LLTokenizer, grammar: str, text: str) -> bool:
     return taken == len(tokens) and matcher.is_accepting()
 
 
+LISTS = {"granite": ("<|tool_call|>", ""), "phi4": ("<|tool_call|>", "<|/tool_call|>"), "functools": ("functools", "")}
+CLOSED = "</function_calls>"
+
+
+def keywords(arguments: str) -> str:
+    """An object as arguments by name; anything else as an argument without a name."""
+    value = json.loads(arguments)
+    if not isinstance(value, dict):
+        return arguments
+    return ", ".join(f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in value.items())
+
+
 def written(name: str, *calls: tuple[str, str]) -> str:
     """Calls, names and arguments, as the format's models write them."""
     pairs = [(json.dumps(tool, ensure_ascii=False), arguments) for tool, arguments in calls]
@@ -100,6 +112,12 @@ def written(name: str, *calls: tuple[str, str]) -> str:
         case "mistral":
             each = [f'{{"name": {tool}, "arguments": {arguments}}}' for tool, arguments in pairs]
             return "[TOOL_CALLS] [" + ", ".join(each) + "]"
+        case "granite" | "phi4" | "functools":
+            each = [f'{{"name": {tool}, "arguments": {arguments}}}' for tool, arguments in pairs]
+            opening, closing = LISTS[name]
+            return opening + "[" + ", ".join(each) + "]" + closing
+        case "olmo3":
+            return "<function_calls>" + "\n".join(f"{tool}({keywords(text)})" for tool, text in calls) + CLOSED
     return "".join(f"[TOOL_CALLS]{tool}[ARGS]{arguments}" for tool, arguments in calls)
 
 
