@@ -22,6 +22,8 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text.sandbox import Sandbox, TooMuchWork, input_size, rendering, sandbox
 from jaxctx.model.text.special import NAMES
+from jaxctx.model.text.template_inputs import template_reads, with_calls_as_text, with_tools
+from jaxctx.model.text.tool_calls import ToolCallFormat
 
 MAX_CHARACTERS = 8_000_000  # of a rendered prompt
 MAX_SOURCE = 1 << 16  # characters of a template; published ones have up to 20,000
@@ -34,7 +36,6 @@ CALL_ID = "madeup000"  # of a made-up call, where the result names none; some te
 ASKED: Message = {"role": "user", "content": QUESTION}
 ASKED_NEXT: Message = {"role": "user", "content": "made-up-next-question"}  # some compare a message with the last one
 ANSWERED: Message = {"role": "assistant", "content": ANSWER}
-TOOLS_VARIABLE = re.compile(r"\btools\b")
 # Variables that a template has from the server, beside the global names of its environment.
 SET_BY_SERVER = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
@@ -68,12 +69,14 @@ class ChatTemplate:
         source: str,
         *,
         tools_source: str | None = None,
+        tool_calls: ToolCallFormat | None = None,
         special_tokens: Mapping[str, str] | None = None,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`tools_source`: another template for conversations with tools; None: the same one.
+        """`tools_source`: another template for conversations with tools; None: the same one. `tool_calls`: how calls
+        are written if the template reads tools but writes no calls. `special_tokens`: variables such as `bos_token`.
 
-        `special_tokens`: variables such as `bos_token`. Raises CheckpointError if a template does not compile.
+        Raises CheckpointError if a template does not compile.
         """
         environment = sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
@@ -82,10 +85,16 @@ class ChatTemplate:
         environment.globals["strftime_now"] = partial(_strftime, clock)
         environment.globals.update(special_tokens or {})
         self.source = source
-        self.reads_tools = TOOLS_VARIABLE.search(source if tools_source is None else tools_source) is not None
         self.reserved_names = SET_BY_SERVER | set(NAMES) | set(environment.globals)
         self._template = _compiled(environment, source)
         self._template_with_tools = self._template if tools_source is None else _compiled(environment, tools_source)
+        self._reads = template_reads(environment.parse(source if tools_source is None else tools_source))
+        self._calls_as_text = tool_calls if self._reads.any_tools and not self._reads.tool_calls else None
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether a prompt has the tools that it is given."""
+        return self._reads.any_tools
 
     def render(
         self,
@@ -128,7 +137,7 @@ class ChatTemplate:
                 arguments = {
                     "documents": None,
                     **options.arguments,
-                    "messages": [_with_thinking(message) for message in messages],
+                    "messages": self._readable(messages, options),
                     "tools": options.tools,  # templates ask whether it is None, not whether it is there
                     "add_generation_prompt": add_generation_prompt,
                 }
@@ -144,6 +153,14 @@ class ChatTemplate:
         except Exception as error:  # whatever a template meets in messages it did not expect; its text may quote them
             raise InvalidArgument.field("messages", "the chat template fails on these messages") from error
         return "".join(pieces)
+
+    def _readable(self, messages: Sequence[Message], options: TemplateOptions) -> list[Message]:
+        """The messages in the form that the template reads."""
+        if self._calls_as_text is not None:
+            messages = with_calls_as_text(messages, self._calls_as_text)
+        if options.tools is not None and not self._reads.tools and self._reads.tools_of_messages:
+            messages = with_tools(messages, options.tools)
+        return [_with_thinking(message) for message in messages]
 
     def render_next(
         self,

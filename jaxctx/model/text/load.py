@@ -73,9 +73,12 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
     templates = _templates(path, settings)
     source = templates.get("default", next(iter(templates.values()), None))
     tools_source = templates.get("tool_use", source)  # which transformers takes for conversations with tools
+    calls = tool_call_format(tools_source, None if shape is None else shape.architecture)
     template = None
     if source is not None:
-        template = ChatTemplate(source, tools_source=tools_source, special_tokens=special, clock=clock)
+        template = ChatTemplate(
+            source, tools_source=tools_source, tool_calls=calls, special_tokens=special, clock=clock
+        )
     bos_ids = _declared_ids("bos", generation, config) or _special_ids(tokenizer, special.get("bos_token"))
     eos_ids = _declared_ids("eos", generation, config) or _special_ids(tokenizer, special.get("eos_token"))
     if shape is not None:  # the defaults of the model family
@@ -87,7 +90,7 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
         bos_id=next(iter(bos_ids), None),
         eos_ids=eos_ids,
         config_json=json.dumps({**settings.raw, "chat_template": source}),
-        tool_call_format=tool_call_format(tools_source, None if shape is None else shape.architecture),
+        tool_call_format=calls,
         reasoning_format=reasoning_format(source, _answer_opening(template)),
     )
 
@@ -121,8 +124,8 @@ def _check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def _templates(path: Path, settings: Reader) -> dict[str, str]:
-    """Templates by their names. Files go before the key, as in transformers; the key may hold one template, which is the
-    `default` one, or a list of named ones.
+    """Templates by their names. Files go before the key, as in transformers; the key may hold one template, which is
+    the `default` one, or a list of named ones.
     """
     named: dict[str, str] = {}
     files = {"default": path / "chat_template.jinja"}

@@ -17,15 +17,16 @@ import secrets
 import string
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls.call_sink import CallSink
-from jaxctx.model.text.tool_calls.grammar import CallSyntax, Tool, tool_call_grammar
+from jaxctx.model.text.tool_calls.grammar import CallSyntax, Tool, calls_text, tool_call_grammar
 from jaxctx.model.text.tool_calls.parser import ToolCallParser
 from jaxctx.model.text.tool_calls.readers import (
     ClosedReader,
-    LlamaReader,
     ListReader,
+    LlamaReader,
     MistralReader,
     ObjectReader,
     ObjectsReader,
@@ -47,6 +48,7 @@ class ToolCallFormat:
     syntax: CallSyntax  # for grammars
     is_bare: bool = False  # an object at the start of an output is a call without the mark
     call_id_length: int | None = None  # of ids: so many letters and digits, or the template refuses them
+    result_role: str = "tool"  # of results, where the template leaves the role to who sends it
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -87,6 +89,10 @@ class ToolCallFormat:
         Raises InvalidArgument naming `tools` if there are none, `tool_choice` if it names none of them.
         """
         return tool_call_grammar(self.syntax, tools, choice, parallel, special_ids or {}, reasoning, text_schema)
+
+    def text(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """Calls, names and arguments, as the model writes them."""
+        return calls_text(self.syntax, calls)
 
     def new_call_id(self) -> str:
         """An id for a new call, in the form that the family's template takes."""
@@ -174,12 +180,14 @@ GRANITE = ToolCallFormat(
     name="granite",
     opening="<|tool_call|>",
     make_reader=ObjectsReader,
+    result_role="tool_response",
     syntax=replace(LIST_OF_CALLS, markers=("<|tool_call|>",), trigger="<|tool_call|>", opening="<|tool_call|>"),
 )
 PHI4 = ToolCallFormat(
     name="phi4",
     opening="<|tool_call|>",
     make_reader=lambda sink: ClosedReader(sink, ObjectsReader(sink), "<|/tool_call|>"),
+    result_role="tool_response",
     syntax=replace(
         LIST_OF_CALLS,
         markers=("<|tool_call|>", "<|/tool_call|>"),
@@ -224,8 +232,8 @@ FAMILY_FORMATS: Mapping[str, ToolCallFormat] = {
     "Qwen3MoeForCausalLM": HERMES,
     "SmolLM3ForCausalLM": HERMES,
 }
-"""Of families whose template need not tell. Others were trained on no calls (Gemma, OLMo 2), or only some of their models
-were, whose templates tell: Granite, Phi, OLMo 3."""
+"""Of families whose template need not tell. Others were trained on no calls (Gemma, OLMo 2), or only some of their
+models were, whose templates tell: Granite, Phi, OLMo 3."""
 MARKED_FORMATS = {
     "functools[": FUNCTOOLS,
     "<function_calls>": OLMO3,

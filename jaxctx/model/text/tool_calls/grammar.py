@@ -51,6 +51,24 @@ class CallSyntax:
     arguments_are_keywords: bool = False  # a=1, b="x", each value as JSON; else one object
 
 
+def calls_text(syntax: CallSyntax, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Calls, names and arguments, as they are written."""
+    written: list[str] = []
+    for name, arguments in calls:
+        inside = json.dumps(arguments, ensure_ascii=False)
+        if syntax.arguments_are_keywords:
+            inside = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+        written.append(
+            syntax.before_name + written_name(syntax, name) + syntax.before_arguments + inside + syntax.after_arguments
+        )
+    return syntax.opening + syntax.opening_list + syntax.between.join(written) + syntax.closing
+
+
+def written_name(syntax: CallSyntax, name: str) -> str:
+    """The name of a tool as it is written."""
+    return json.dumps(name, ensure_ascii=False)[1:-1] if syntax.name_is_json else name
+
+
 def tool_call_grammar(
     syntax: CallSyntax,
     tools: Sequence[Tool],
@@ -150,8 +168,7 @@ class GrammarWriter:
 
     def _name(self, tool: Tool) -> str:
         """The name of a tool as it is written."""
-        name = str(tool["function"]["name"])
-        return json.dumps(name, ensure_ascii=False)[1:-1] if self._syntax.name_is_json else name
+        return written_name(self._syntax, str(tool["function"]["name"]))
 
     def _opening(self, opening: str) -> list[str]:
         """What stands before all calls."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from jaxctx.errors import InvalidArgument
 from jaxctx.model.text import ChatTemplate
 from jaxctx.model.text.chat import TemplateOptions
 from tests.jaxctx.model.text.conversations import CASES, CONTINUED

@@ -330,6 +330,20 @@ def reasoned(name: str, text: str, calls: str | None = None) -> Read:
         ("think_opened", "never ends", "never ends", ""),
         ("think_opened", "<thi", "<thi", ""),
         ("think_opened", "</think>Yes.", "", "Yes."),
+        ("think_response", "<think>so it is</think>\n<response>\n Yes < no. \n</response>\n", "so it is", "Yes < no."),
+        ("think_response", "<think>so</think><response>Yes, and </resp", "so", "Yes, and </resp"),
+        ("think_response", "<think>so</think> <resp", "so", "<resp"),
+        ("think_response", "<think>so</think> Yes.</response>", "so", "Yes.</response>"),
+        ("think_response", "<think>so</think><response></response>", "so", ""),
+        ("think_response", "<think>so</think><response>a</response> b </response>", "so", "ab </response>"),
+        ("think_response", "<response>Yes.</response>", "", "<response>Yes.</response>"),
+        (
+            "thought_process",
+            "Here is my thought process: so\n it is. Here is my response:\nYes.",
+            "so\n it is.",
+            "Yes.",
+        ),
+        ("thought_process", "Here is my", "", "Here is my"),
     ],
 )
 def test_thoughts(name: str, text: str, thoughts: str, answer: str) -> None:
