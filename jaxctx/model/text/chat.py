@@ -124,7 +124,7 @@ class ChatTemplate:
         content = str(messages[-1]["content"])
         last = {**messages[-1], "content": f"{content}{CUT} "}
         before, found, behind = self._render([*messages[:-1], last], False, options).rpartition(CUT)
-        if not found or content.strip() not in before:
+        if not found or CUT in before or content.strip() not in before:
             raise InvalidArgument.field("messages", "the chat template does not write the last message, to continue it")
         return before if behind.startswith(" ") else before.rstrip()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxctx.model.config_reader import CheckpointError, Reader, read_json
 from jaxctx.model.registry import from_hf
 from jaxctx.model.text.chat import ChatTemplate
+from jaxctx.model.text.llama_class import has_llama_class, use_llama_class, with_class_names
 from jaxctx.model.text.sandbox import TooMuchWork
 from jaxctx.model.text.special import NAMES, add_tokens, named_tokens
 from jaxctx.model.text.tokenizer import Tokenizer, read_backend
@@ -59,6 +60,9 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
     settings, generation, config, older, oldest = (
         Reader(read_json(path / file) if (path / file).exists() else {}, file) for file in FILES
     )
+    if has_llama_class(backend, settings, config):
+        settings = Reader(with_class_names(settings.raw), settings.file)
+        use_llama_class(backend, settings)
     if settings.get("split_special_tokens"):
         settings.refuse("split_special_tokens", "not supported: the text of a special token stands for that token")
     if settings.get("added_tokens_decoder") is not None:

@@ -1,75 +1,73 @@
-"""Templates of model makers, which are not here: each of a directory against `transformers`.
-
-JAXCTX_CHAT_TEMPLATES names a directory with files `*.jinja`. Prompts are equal, or both refuse.
+"""Prompts of templates are those of `transformers`: of our own ones, whose prompts are in tests/goldens/text.json, and
+of model makers', which are not here. JAXCTX_CHAT_TEMPLATES names a directory with files `*.jinja` of these.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from jaxctx.errors import InvalidArgument
 from jaxctx.model.text import ChatTemplate
 from jaxctx.model.text.chat import TemplateOptions
 from tests.jaxctx.model.text.conversations import CASES, CONTINUED
+from tests.jaxctx.model.text.own_templates import TEMPLATES
 
-pytestmark = pytest.mark.parity
-NOW = datetime(2026, 7, 4, 15, 30)
+GOLDENS = json.loads((Path(__file__).parents[3] / "goldens" / "text.json").read_text("utf-8"))["templates"]
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 DIRECTORY = os.environ.get("JAXCTX_CHAT_TEMPLATES")
 FILES = sorted(Path(DIRECTORY).glob("*.jinja")) if DIRECTORY else []
 
 
-class Frozen(datetime):
-    @classmethod
-    def now(cls, tz: Any = None) -> datetime:
-        return NOW
+def prompts(source: str) -> dict[str, str | None]:
+    """The prompt of each conversation; None where the template refuses it."""
+    template = ChatTemplate(source, special_tokens=NAMED, clock=lambda: datetime(2026, 7, 4, 15, 30))
+    found: dict[str, str | None] = {}
+    for name, (messages, tools, variables, asks) in CASES.items():
+        options = TemplateOptions(tools=tools, arguments=variables)
+        try:
+            found[name] = template.render(messages, add_generation_prompt=asks, options=options)
+        except InvalidArgument:
+            found[name] = None
+    for name, messages in CONTINUED.items():
+        try:
+            found[f"continue: {name}"] = template.render(messages, options=TemplateOptions(continue_final_message=True))
+        except InvalidArgument:
+            found[f"continue: {name}"] = None
+    return found
 
 
-def outcome(write: Callable[[], str]) -> str | None:
-    """What is written; None if it is refused, for whatever reason."""
-    try:
-        return write()
-    except Exception:
-        return None
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompts_are_those_of_transformers(name: str) -> None:
+    assert prompts(TEMPLATES[name]) == GOLDENS[name]
 
 
+def test_the_goldens_are_of_these_templates_and_conversations() -> None:
+    assert GOLDENS.keys() == TEMPLATES.keys()
+    for name, found in GOLDENS.items():
+        assert found.keys() == {*CASES, *(f"continue: {each}" for each in CONTINUED)}
+        assert sum(prompt is not None for prompt in found.values()) > 15, name
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_goldens_are_not_stale(name: str) -> None:
+    pytest.importorskip("transformers")
+    from scripts.make_text_goldens import template_goldens
+
+    assert template_goldens(TEMPLATES[name]) == GOLDENS[name]
+
+
+@pytest.mark.parity
 @pytest.mark.skipif(not FILES, reason="JAXCTX_CHAT_TEMPLATES names no directory of templates")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_prompts_are_those_of_transformers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Frozen)
-    backend = pytest.importorskip("tokenizers").Tokenizer(pytest.importorskip("tokenizers").models.BPE())
+def test_prompts_of_published_templates(file: Path) -> None:
+    pytest.importorskip("transformers")
+    from scripts.make_text_goldens import template_goldens
+
     source = file.read_text("utf-8")
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=source, **NAMED)
-    ours = ChatTemplate(source, special_tokens=NAMED, clock=lambda: NOW)
-    wrong, written = [], 0
-    for name, (messages, tools, variables, asks) in CASES.items():
-        expected = outcome(
-            lambda messages=messages, tools=tools, variables=variables, asks=asks: theirs.apply_chat_template(  # type: ignore[misc]
-                messages, tools=tools, tokenize=False, add_generation_prompt=asks, **variables
-            )
-        )
-        options = TemplateOptions(tools=tools, arguments=variables)
-        found = outcome(
-            lambda messages=messages, asks=asks, options=options: ours.render(  # type: ignore[misc]
-                messages, add_generation_prompt=asks, options=options
-            )
-        )
-        written += expected is not None
-        if found != expected:
-            wrong.append((name, expected, found))
-    for name, messages in CONTINUED.items():
-        expected = outcome(
-            lambda messages=messages: theirs.apply_chat_template(messages, tokenize=False, continue_final_message=True)  # type: ignore[misc]
-        )
-        options = TemplateOptions(continue_final_message=True)
-        found = outcome(lambda messages=messages, options=options: ours.render(messages, options=options))  # type: ignore[misc]
-        if found != expected:
-            wrong.append((f"continue: {name}", expected, found))
-    assert wrong == []
-    assert written > 0
+    assert prompts(source) == template_goldens(source)

@@ -259,6 +259,50 @@ def test_thoughts_and_calls_are_read_as_such() -> None:
 
 
 @pytest.mark.parametrize(
+    ("parameters", "accepted", "refused"),
+    [
+        ({}, ["", "a=1", 'a=1, b={"c": [null]}'], ["a", "1", "a=1,"]),
+        ({"properties": {}, "additionalProperties": False}, [""], ["a=1"]),
+        (
+            {"properties": {"a": {"type": "integer"}, "b-c": True}},
+            ["", "a=1", 'b-c="x"', "a=1, b-c=2"],
+            ["a='x'", "d=1"],
+        ),
+        (
+            {"properties": {"a": {}, "b": {}, "c": {}}, "required": ["b"]},
+            ["b=1", "a=1, b=1", "b=1, c=1"],
+            ["a=1", "", "b=1, a=1"],
+        ),
+    ],
+)
+def test_arguments_by_name(parameters: dict[str, Any], accepted: list[str], refused: list[str]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    grammar = TOOL_CALL_FORMATS["olmo3"].grammar([tool], "required", False)
+    for arguments in accepted + refused:
+        text = f"<function_calls>f({arguments})</function_calls>"
+        assert accepts(PLAIN[0], grammar, text) is (arguments in accepted), arguments
+    for arguments in accepted:
+        assert parse(TOOL_CALL_FORMATS["olmo3"].parser(), [f"<function_calls>f({arguments})"]).calls[0][0] == "f"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {}}, "anyOf": [{"required": ["a"]}]},
+        {"properties": {"a b": {}}},
+        {"properties": {"a=": {}}},
+        {"properties": {"a": {}}, "required": ["b"]},
+    ],
+)
+def test_arguments_that_cannot_be_held_by_name(parameters: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    with pytest.raises(InvalidArgument) as raised:
+        TOOL_CALL_FORMATS["olmo3"].grammar([tool], "required", False)
+    assert [violation.field for violation in raised.value.violations] == ["tools"]
+    assert TOOL_CALL_FORMATS["olmo3"].grammar([tool], "auto", False)  # where calls are free, no schema counts
+
+
+@pytest.mark.parametrize(
     ("tools", "choice", "field"), [([], "required", "tools"), ([], "auto", "tools"), (TOOLS, "other", "tool_choice")]
 )
 def test_choices_that_cannot_be(tools: Any, choice: str, field: str) -> None:

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Write tests/goldens/text.json: what transformers makes of small tokenizers and of templates of our own.
+
+usage: make_text_goldens.py      (needs transformers beside jaxctx; takes some seconds)
+
+For each kind of tokenizer in tests/jaxctx/model/text/tokenizer_kinds.py: the ids of some texts, with and without
+special tokens, and the texts of these ids. For each template in own_templates.py, the prompts of the conversations of
+conversations.py; null where it refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import tokenizers
+import transformers
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.jaxctx.model.text.conversations import CASES, CONTINUED  # noqa: E402
+from tests.jaxctx.model.text.own_templates import TEMPLATES  # noqa: E402
+from tests.jaxctx.model.text.tokenizer_kinds import KINDS, TEXTS  # noqa: E402
+
+GOLDENS = ROOT / "tests" / "goldens" / "text.json"
+NOW = datetime(2026, 7, 4, 15, 30)
+NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+class FrozenDate(datetime):
+    """The time that templates see."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return NOW
+
+
+def tokenizer_goldens(kind: str) -> list[dict[str, Any]]:
+    """Ids and texts of one kind of tokenizer."""
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(KINDS[kind].write(Path(directory)))
+    found = []
+    for text in TEXTS:
+        ids = tokenizer(text)["input_ids"]
+        found.append(
+            {
+                "text": text,
+                "ids": ids,
+                "plain_ids": tokenizer(text, add_special_tokens=False)["input_ids"],
+                "decoded": tokenizer.decode(ids, skip_special_tokens=True),
+                "decoded_all": tokenizer.decode(ids, skip_special_tokens=False),
+            }
+        )
+    return found
+
+
+def template_goldens(source: str) -> dict[str, str | None]:
+    """The prompts of one template, by the names of conversations; None where it refuses."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=source, **NAMED)
+    found: dict[str, str | None] = {}
+    with mock.patch("transformers.utils.chat_template_utils.datetime", FrozenDate):
+        for name, (messages, tools, variables, asks) in CASES.items():
+            found[name] = outcome(
+                lambda messages=messages, tools=tools, variables=variables, asks=asks: tokenizer.apply_chat_template(
+                    messages, tools=tools, tokenize=False, add_generation_prompt=asks, **variables
+                )
+            )
+        for name, messages in CONTINUED.items():
+            found[f"continue: {name}"] = outcome(
+                lambda messages=messages: tokenizer.apply_chat_template(
+                    messages, tokenize=False, continue_final_message=True
+                )
+            )
+    return found
+
+
+def outcome(write: Callable[[], str]) -> str | None:
+    """What is written; None if it is refused, for whatever reason."""
+    try:
+        return write()
+    except Exception:
+        return None
+
+
+def goldens() -> dict[str, Any]:
+    """All of them."""
+    transformers.logging.set_verbosity_error()
+    return {
+        "tokenizers": {kind: tokenizer_goldens(kind) for kind in KINDS},
+        "templates": {name: template_goldens(source) for name, source in TEMPLATES.items()},
+    }
+
+
+if __name__ == "__main__":
+    GOLDENS.write_text(json.dumps(goldens(), ensure_ascii=False, indent=1) + "\n", "utf-8")
