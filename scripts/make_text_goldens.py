@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,7 +31,6 @@ from tests.jaxctx.model.text.own_templates import TEMPLATES  # noqa: E402
 from tests.jaxctx.model.text.tokenizer_kinds import KINDS, TEXTS  # noqa: E402
 
 GOLDENS = ROOT / "tests" / "goldens" / "text.json"
-NOW = datetime(2026, 7, 4, 15, 30)
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
@@ -38,8 +38,8 @@ class FrozenDate(datetime):
     """The time that templates see."""
 
     @classmethod
-    def now(cls, tz: Any = None) -> datetime:
-        return NOW
+    def now(cls, tz: Any = None) -> FrozenDate:
+        return cls(2026, 7, 4, 15, 30)
 
 
 def tokenizer_goldens(kind: str) -> list[dict[str, Any]]:
@@ -68,17 +68,11 @@ def template_goldens(source: str) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     with mock.patch("transformers.utils.chat_template_utils.datetime", FrozenDate):
         for name, (messages, tools, variables, asks) in CASES.items():
-            found[name] = outcome(
-                lambda messages=messages, tools=tools, variables=variables, asks=asks: tokenizer.apply_chat_template(
-                    messages, tools=tools, tokenize=False, add_generation_prompt=asks, **variables
-                )
-            )
+            write = partial(tokenizer.apply_chat_template, messages, tools=tools, tokenize=False, **variables)
+            found[name] = outcome(partial(write, add_generation_prompt=asks))
         for name, messages in CONTINUED.items():
-            found[f"continue: {name}"] = outcome(
-                lambda messages=messages: tokenizer.apply_chat_template(
-                    messages, tokenize=False, continue_final_message=True
-                )
-            )
+            write = partial(tokenizer.apply_chat_template, messages, tokenize=False, continue_final_message=True)
+            found[f"continue: {name}"] = outcome(write)
     return found
 
 

@@ -79,7 +79,7 @@ class ChatTemplate:
         Raises CheckpointError if a template does not compile.
         """
         environment = sandbox(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, GenerationBlock]
         )
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = partial(_strftime, clock)
@@ -257,7 +257,7 @@ def _raise_exception(message: object) -> NoReturn:
     raise InvalidArgument.field("messages", f"refused by the chat template: {str(message)[:300]}")
 
 
-class _GenerationBlock(jinja2.ext.Extension):
+class GenerationBlock(jinja2.ext.Extension):
     """`{% generation %}…{% endgeneration %}` marks what to train on; for serving, only its content counts. What is set
     in it is not set behind it, as in `transformers`.
     """

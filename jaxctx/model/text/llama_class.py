@@ -47,7 +47,7 @@ def use_llama_class(backend: tokenizers.Tokenizer, settings: Reader) -> None:
             settings.refuse(key, "must be true, false or null")
     has_prefix = prefix is None or prefix
     scheme = "never" if not has_prefix else "always" if legacy else "first"
-    backend.normalizer = None  # type: ignore[assignment]
+    backend.normalizer = None
     backend.pre_tokenizer = pre_tokenizers.Metaspace(WORD_START, prepend_scheme=scheme, split=False)
     parts: list[decoders.Decoder] = [decoders.Replace(WORD_START, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if has_prefix else parts)

@@ -11,13 +11,12 @@ import re
 import warnings
 from typing import Any, NoReturn
 
-from jaxctx.model.text.tool_calls.json_scanner import MAX_DEPTH, MAX_NUMBER, Malformed
+from jaxctx.model.text.tool_calls.json_scanner import BLANK, MAX_DEPTH, MAX_NUMBER, Malformed
 
 KEY = re.compile(r"[^\s=()\[\]{},:'\"]{1,256}")
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 TEXT = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'", re.DOTALL)
 WORD = re.compile(r"[A-Za-z]{1,8}")
-BLANK = re.compile(r"[ \t\r\n]*")
 CONSTANTS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
 
@@ -34,7 +33,8 @@ def keyword_arguments(text: str) -> str:
 class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = BLANK.match(text).end()  # type: ignore[union-attr] - it matches nothing too
+        self._at = 0
+        self._go(0)
 
     def keywords(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -137,7 +137,9 @@ class _Reader:
         return self._text.startswith(mark, self._at)
 
     def _go(self, at: int) -> None:
-        self._at = BLANK.match(self._text, at).end()  # type: ignore[union-attr] - it matches nothing too
+        """Go on at this position, behind the space there."""
+        found = BLANK.match(self._text, at)
+        self._at = at if found is None else found.end()
 
     def _fail(self) -> NoReturn:
         raise Malformed(self._at)

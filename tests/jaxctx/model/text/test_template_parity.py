@@ -9,11 +9,14 @@ import os
 from datetime import datetime
 from pathlib import Path
 
+import jinja2
+import jinja2.ext
 import pytest
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text import ChatTemplate
-from jaxctx.model.text.chat import TemplateOptions
+from jaxctx.model.text.chat import GenerationBlock, TemplateOptions
+from jaxctx.model.text.template_inputs import template_reads
 from tests.jaxctx.model.text.conversations import CASES, CONTINUED
 from tests.jaxctx.model.text.own_templates import TEMPLATES
 
@@ -70,4 +73,9 @@ def test_prompts_of_published_templates(file: Path) -> None:
     from scripts.make_text_goldens import template_goldens
 
     source = file.read_text("utf-8")
-    assert prompts(source) == template_goldens(source)
+    found, expected = prompts(source), template_goldens(source)
+    reads = template_reads(jinja2.Environment(extensions=[jinja2.ext.loopcontrols, GenerationBlock]).parse(source))
+    if reads.tools_of_messages and not reads.tools:  # transformers drops tools there
+        with_tools = {name for name, (_, tools, _, _) in CASES.items() if tools}
+        found, expected = ({key: each[key] for key in each.keys() - with_tools} for each in (found, expected))
+    assert found == expected
