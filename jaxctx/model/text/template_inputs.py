@@ -34,13 +34,22 @@ class TemplateReads:
 
 def template_reads(tree: jinja2.nodes.Template) -> TemplateReads:
     """What the template of this syntax tree reads."""
-    keys = {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
-    keys |= {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
+    attributes = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
+    texts = {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
     return TemplateReads(
         tools=TOOLS in jinja2.meta.find_undeclared_variables(tree),
-        tools_of_messages=TOOLS in keys,
-        tool_calls=TOOL_CALLS in keys,
+        tools_of_messages=TOOLS in attributes | _subscripts(tree),
+        tool_calls=TOOL_CALLS in attributes | texts,
     )
+
+
+def _subscripts(tree: jinja2.nodes.Template) -> set[str]:
+    """The keys that a template reads as `message['key']` or `message.get('key')`."""
+    keys = [node.arg for node in tree.find_all(jinja2.nodes.Getitem)]
+    for call in tree.find_all(jinja2.nodes.Call):
+        if isinstance(call.node, jinja2.nodes.Getattr) and call.node.attr == "get":
+            keys += call.args[:1]
+    return {key.value for key in keys if isinstance(key, jinja2.nodes.Const) and isinstance(key.value, str)}
 
 
 def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:

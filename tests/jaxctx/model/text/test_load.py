@@ -311,6 +311,20 @@ def test_the_formats_of_calls_and_thoughts(tmp_path: Path) -> None:
     assert text.special_markers() == {"<tool_call>": 512}
 
 
+def test_calls_of_a_template_that_writes_none_are_written_in_the_format_of_the_model(tmp_path: Path) -> None:
+    source = "{{ tools | tojson }}{% for m in messages %}<|start_of_role|>{{ m.role }} {{ m.content }}{% endfor %}"
+    text = load_text(model_dir(tmp_path, config=BIG, tokenizer_config={"chat_template": source}))
+    assert text.tool_call_format is not None
+    assert text.tool_call_format.name == "granite"
+    assert text.chat_template is not None
+    call = {"id": "", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert text.chat_template.render([answer, {"role": "tool", "content": "7"}]) == (
+        'null<|start_of_role|>assistant <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]'
+        "<|start_of_role|>tool_response 7"
+    )
+
+
 def test_thoughts_that_the_template_opens(tmp_path: Path) -> None:
     source = (
         "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"

@@ -165,6 +165,72 @@ def test_what_is_no_call_is_text(name: str, text: str, whole_calls: bool) -> Non
     assert every_split(name, text, whole_calls=whole_calls) == Read(text=text, order="t")
 
 
+# As model makers show outputs of their models: format of calls, of thoughts, output, and what it says.
+DOCUMENTED = [
+    (
+        "granite",
+        None,
+        '<|tool_call|>[{"name": "get_current_weather", "arguments": {"location": "New York"}}]',
+        Read(calls=[("get_current_weather", '{"location": "New York"}')], order="c"),
+    ),
+    (
+        "hermes",  # Granite 4, SmolLM 3
+        "think",
+        '<think>\n\n</think>\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Copenhagen"}}\n</tool_call>',
+        Read(calls=[("get_weather", '{"city": "Copenhagen"}')], order="c"),
+    ),
+    (
+        "phi4",
+        None,
+        '<|tool_call|>[{"name": "get_weather_updates", "arguments": {"city": "Paris"}}]<|/tool_call|>',
+        Read(calls=[("get_weather_updates", '{"city": "Paris"}')], order="c"),
+    ),
+    (
+        "functools",
+        None,
+        'functools[{"name": "f", "arguments": {"x": 7.0}}, {"name": "g", "arguments": {}}]',
+        Read(calls=[("f", '{"x": 7.0}'), ("g", "{}")], order="cc"),
+    ),
+    (
+        "olmo3",
+        None,
+        "<function_calls>\nget_weather(city='New York', units='celsius')\n</function_calls>",
+        Read(calls=[("get_weather", '{"city": "New York", "units": "celsius"}')], order="c"),
+    ),
+    (
+        "granite",
+        "think_response",
+        "<think>They want the sum.</think>\n<response>It is 4.</response>",
+        Read(thoughts="They want the sum.", text="It is 4.", order="t"),
+    ),
+    (
+        "granite",
+        "thought_process",
+        "Here is my thought process:\n\nThe sum.\n\nHere is my response:\n\nIt is 4.",
+        Read(thoughts="The sum.", text="It is 4.", order="t"),
+    ),
+    (
+        None,  # Phi-4 reasoning
+        "think",
+        "<think> User asks for 2+2. </think> The answer is 4.",
+        Read(thoughts="User asks for 2+2.", text="The answer is 4.", order="t"),
+    ),
+    (None, "think_opened", "Okay, 2+2.\n</think>\n\n4", Read(thoughts="Okay, 2+2.", text="4", order="t")),  # OLMo 3
+]
+
+
+@pytest.mark.parametrize(("calls", "thoughts", "text", "expected"), DOCUMENTED)
+def test_outputs_as_model_makers_show_them(calls: str | None, thoughts: str | None, text: str, expected: Read) -> None:
+    def parser() -> OutputParser:
+        reasoning = None if thoughts is None else REASONING_FORMATS[thoughts].parser()
+        return OutputParser(reasoning, None if calls is None else TOOL_CALL_FORMATS[calls].parser())
+
+    assert parse(parser(), [text]) == expected
+    for place in range(len(text)):
+        assert parse(parser(), [text[:place], text[place:]]) == expected, place
+    assert parse(parser(), list(text)) == expected
+
+
 PYTHON_ARGUMENTS = [
     ("", {}),
     ("city='New York', units='celsius'", {"city": "New York", "units": "celsius"}),
