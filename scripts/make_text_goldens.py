@@ -93,5 +93,18 @@ def goldens() -> dict[str, Any]:
     }
 
 
+def written(found: dict[str, Any]) -> str:
+    """The goldens as JSON, a line for each text and each prompt."""
+    lines: list[str] = []
+    for kind, texts in found["tokenizers"].items():
+        each = ",\n".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        lines.append(f"{json.dumps(kind)}: [\n{each}]")
+    templates: list[str] = []
+    for name, prompts in found["templates"].items():
+        each = ",\n".join(f"{json.dumps(key)}: {json.dumps(prompts[key], ensure_ascii=False)}" for key in prompts)
+        templates.append(f"{json.dumps(name)}: {{\n{each}}}")
+    return '{"tokenizers": {\n' + ",\n".join(lines) + '},\n"templates": {\n' + ",\n".join(templates) + "}}\n"
+
+
 if __name__ == "__main__":
-    GOLDENS.write_text(json.dumps(goldens(), ensure_ascii=False, indent=1) + "\n", "utf-8")
+    GOLDENS.write_text(written(goldens()), "utf-8")

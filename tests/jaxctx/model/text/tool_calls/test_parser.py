@@ -53,7 +53,6 @@ MARKED = {
     "mistral_named": "[TOOL_CALLS]{name}[ARGS]{arguments}",
     "granite": '<|tool_call|>[{{"name": "{name}", "arguments": {arguments}}}]',
     "phi4": '<|tool_call|>[{{"name": "{name}", "arguments": {arguments}}}]<|/tool_call|>',
-    "functools": 'functools[{{"name": "{name}", "arguments": {arguments}}}]',
 }
 
 
@@ -343,7 +342,7 @@ def test_text_that_cannot_be_a_call_is_not_held_back() -> None:
 
 
 @pytest.mark.parametrize("size", [7, 1 << 30])
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("name", [name for name in MARKED if name != "granite"])  # which has the reader of phi4
 def test_long_arguments_take_linear_time(name: str, size: int) -> None:
     """Four times the text may take little more than four times as long: at the square it would be sixteen."""
 
