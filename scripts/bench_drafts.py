@@ -84,9 +84,8 @@ def main() -> int:
     """Print a row for each draft model and each kind of sampling."""
     model = None if sys.argv[1] == "bundled" else sys.argv[1]
     alone = measure(model, None)
-    print(
-        f"{len(PROMPTS)} outputs of {TOKENS} tokens\n{'draft model':24}{'sampling':28}{'steps':>14}{'guesses right':>16}"
-    )
+    print(f"{len(PROMPTS)} outputs of {TOKENS} tokens")
+    print(f"{'draft model':24}{'sampling':28}{'steps':>14}{'guesses right':>16}")
     for name, outputs in alone.items():
         print(f"{'none':24}{name:28}{outputs.steps:14}")
     is_equal = True
