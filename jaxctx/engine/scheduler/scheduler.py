@@ -248,9 +248,10 @@ class Scheduler:
         batch = self._make_batch()
         if batch is not None:
             self.num_in_flight += 1
-            began, self._round_began = self._round_began, None
-            self._sent_at.append(self._clock() if began is None else began)
+            self._sent_at.append(self._began(batch))
             self._restoration.step_made()
+        elif not self._is_drafting and not self.num_in_flight:
+            self._drafted = self._round_began = None  # the requests of the round have ended before its step
         return SchedulerOutput(
             batch,
             self._active.take_slots_to_load(),
@@ -258,6 +259,13 @@ class Scheduler:
             to_draft=self._to_draft,
             to_follow=() if batch is None else self._requests_to_follow(),
         )
+
+    def _began(self, batch: Batch) -> float:
+        """When the work for a step began: with the guesses that it has, if a draft model made them."""
+        if batch.outputs or self._round_began is None:  # a custom-mask forward has no guesses
+            return self._clock()
+        began, self._round_began = self._round_began, None
+        return began
 
     def take_drafts(self, drafted: Mapping[Request, Sequence[int]]) -> None:
         """The draft model's guesses have come, for those requests of the round for which it could make any."""

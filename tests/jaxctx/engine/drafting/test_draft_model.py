@@ -8,10 +8,19 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
-from jaxctx.engine.config import EngineConfig
+from jaxctx.cache.context_cache import Identity
+from jaxctx.engine.config import EngineConfig, RuntimeDeps
+from jaxctx.engine.core.engine_core import EngineCore
+from jaxctx.engine.core.output_stream import ResultFuture
+from jaxctx.engine.core.request import Request
+from jaxctx.engine.drafting.draft_model import DraftRound
+from jaxctx.engine.drafting.sizes import draft_config
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import DeadlineExceeded
@@ -23,7 +32,7 @@ from jaxctx.types import (
     GenerateRequest,
     SamplingParams,
 )
-from tests.engines import SMALL, context_info, tokens_of
+from tests.engines import SMALL, context_info, make_draft_model, on_demand, tokens_of
 from tests.jaxctx.engine.drafting.lying_echo import lying_echo
 from tests.jaxctx.engine.echo_generation import GREEDY, ME, PROMPTS, collect, fresh, greedy, oracle
 from tests.jaxctx.engine.test_traces import Actor
@@ -243,6 +252,64 @@ async def test_preempted_while_it_is_drafted_for_it_goes_on_exactly(make_engine)
     assert accepted > 50
     assert drafted - accepted <= 2 * 15  # what was in flight when a run ended counts for nobody
     assert await held_pages(engine) == 0
+
+
+def test_a_round_whose_request_has_ended_takes_no_time_of_later_steps(echo_served, devices) -> None:
+    """Else the idle time since then would count as a step's, and deadlines would be refused for it."""
+    now = [0.0]
+    sizes = draft_config(SMALL, TWIN.model)
+    draft_model = make_draft_model(TWIN, sizes, echo_served, devices)
+    identity = Identity(namespace="", model_revision="", kv_dtype="")
+    deps = RuntimeDeps(clock=lambda: now[0], wall_clock=lambda: now[0])
+    runner = on_demand(echo_served, SMALL)
+    core = EngineCore(SMALL, runner, echo_served.text, identity, "echo", deps, draft_model)
+
+    def submit() -> Request:
+        context_id = core.contexts.create(ME, CreateContextRequest()).id
+        core.fill(ME, context_id, np.arange(10, dtype=np.int32), True, Ignored())
+        request = GenerateRequest(context_id=context_id, max_tokens=40, sampling=GREEDY)
+        return core.generate(ME, request, context_id, 0, Ignored())
+
+    def turn() -> tuple[DraftRound, Any] | None:
+        """Send and process a step, or send a round and return it."""
+        if flight := core.dispatch():
+            now[0] += 0.01
+            core.process_output(flight[0], jax.tree.map(np.asarray, flight[1]))
+        return core.dispatch_drafts()
+
+    def until_drafting() -> tuple[DraftRound, Any]:
+        return next(sent for _ in range(40) if (sent := turn()) is not None)
+
+    request = submit()
+    drafting = until_drafting()
+    core.end(request)
+    core.process_drafts(drafting[0], jax.tree.map(np.asarray, drafting[1]))
+    assert turn() is None
+    now[0] += 1000
+    request = submit()
+    drafting = until_drafting()
+    now[0] += 5
+    core.process_drafts(drafting[0], jax.tree.map(np.asarray, drafting[1]))
+    turn()
+    core.end(request)
+    assert 5 < core.stats().step_seconds < 6  # the time of guesses is that of the step that has them
+    core.close()
+
+
+class Ignored(ResultFuture):
+    """A reply that nobody reads."""
+
+    def __init__(self) -> None:
+        pass
+
+    def set_result(self, value: object) -> None:
+        pass
+
+    def add_piece(self, piece: GeneratePiece) -> None:
+        pass
+
+    def backpressured(self) -> bool:
+        return False
 
 
 async def test_penalties_and_least_lengths_are_not_drafted(make_engine) -> None:
