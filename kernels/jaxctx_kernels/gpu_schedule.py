@@ -93,14 +93,20 @@ class Pairs(NamedTuple):
     hidden: jax.Array | None  # how many of its first tokens no row of the tile sees, less than `Window.unit`
 
 
+class BeforeWindows(NamedTuple):
+    """What is before the windows of a tile's rows, of each tile and each item, int32 `[tiles * items]`."""
+
+    left_out: jax.Array  # how many tokens of the item, a multiple of `Window.unit`, are before the first step
+    masked_steps: jax.Array  # see `Pairs`
+    hidden: jax.Array
+
+
 class StepCounts(NamedTuple):
-    """Of each tile and each item, int32 `[tiles * items]`. The last three: None without a window."""
+    """Of each tile and each item, int32 `[tiles * items]`."""
 
     steps: jax.Array  # 0 where the tile sees nothing of the item
     full_steps: jax.Array  # see `Pairs`
-    masked_steps: jax.Array | None
-    hidden: jax.Array | None
-    left_out: jax.Array | None  # how many tokens of the item, a multiple of `Window.unit`, are before the first step
+    before: BeforeWindows | None  # None without a window
 
 
 class Schedule(NamedTuple):
@@ -229,21 +235,22 @@ def count_steps(
     most = jnp.where(in_item, seen, 0).reshape(of_tiles).max(1)
     least = jnp.where(in_item, seen, NO_STEP).reshape(of_tiles).min(1)
     if config.window is None:
-        return StepCounts((-(-most // SIDE)).reshape(-1), (least // SIDE).reshape(-1), None, None, None)
+        return StepCounts((-(-most // SIDE)).reshape(-1), (least // SIDE).reshape(-1), None)
     before = jnp.maximum(sees - item.first_token - config.window.tokens, 0)  # of the item's tokens, the row's window
     sees_some = in_item & (seen > before)
     most = jnp.where(sees_some, seen, 0).reshape(of_tiles).max(1)
     first = jnp.where(sees_some, before, NO_STEP).reshape(of_tiles).min(1)
     last = jnp.where(in_item, before, 0).reshape(of_tiles).max(1)
     left_out = first // config.window.unit * config.window.unit
-    counts = StepCounts(
-        steps=jnp.where(most > 0, -(-(most - left_out) // SIDE), 0),
-        full_steps=jnp.maximum(least - left_out, 0) // SIDE,
-        masked_steps=-(-(last - left_out) // SIDE),
-        hidden=first - left_out,
-        left_out=left_out,
+    return StepCounts(
+        steps=jnp.where(most > 0, -(-(most - left_out) // SIDE), 0).reshape(-1),
+        full_steps=(jnp.maximum(least - left_out, 0) // SIDE).reshape(-1),
+        before=BeforeWindows(
+            left_out=left_out.reshape(-1),
+            masked_steps=(-(-(last - left_out) // SIDE)).reshape(-1),
+            hidden=(first - left_out).reshape(-1),
+        ),
     )
-    return StepCounts(*(count.reshape(-1) for count in counts))
 
 
 def list_pairs(
@@ -257,11 +264,9 @@ def list_pairs(
     step_end = step_ends.at[cell].get(mode="fill", fill_value=NO_STEP)
     first_entry, tokens, first_token = item.first_entry[number], item.tokens[number], item.first_token[number]
     masked_steps = hidden = None
-    if config.window is not None:
-        left_out, masked_steps, hidden = (
-            of_cells.at[cell].get(mode="fill", fill_value=0)
-            for of_cells in (counts.left_out, counts.masked_steps, counts.hidden)
-        )
+    if config.window is not None and counts.before is not None:
+        of_pairs = (of_cells.at[cell].get(mode="fill", fill_value=0) for of_cells in counts.before)
+        left_out, masked_steps, hidden = of_pairs
         first_entry += left_out // config.window.page_size
         tokens -= left_out
         first_token += left_out

@@ -403,7 +403,8 @@ def spoil_masked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spoilt(*of: Any) -> gpu_schedule.StepCounts:
         counts = count(*of)
-        return counts._replace(masked_steps=counts.masked_steps - 1)
+        assert counts.before is not None
+        return counts._replace(before=counts.before._replace(masked_steps=counts.before.masked_steps - 1))
 
     monkeypatch.setattr(gpu_schedule, "count_steps", spoilt)
 
