@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compile kernels and whole steps for TPUs and H200 with the vendors' compilers, on any machine.
+"""Compile kernels and whole steps for TPUs, an H200 and an A100 with the vendors' compilers, on any machine.
 
     scripts/compile_checks.py [--target v5e …] [--only PATTERN] [--update]
 
@@ -49,9 +49,12 @@ from jaxctx.engine.runner.compiler_options import compiler_options
 from jaxctx.errors import FailedPrecondition
 
 BASELINE = Path(__file__).with_name("compile_baseline.json")
-PACKAGES = {"v5e": "libtpu", "v6e": "libtpu", "v7x": "libtpu", "h200": "jax-cuda13-plugin"}
-SOME = {"v7x": ("write *", "page *")}
+CUDA = "jax-cuda13-plugin"
+PACKAGES = {"v5e": "libtpu", "v6e": "libtpu", "v7x": "libtpu", "h200": CUDA, "a100-80gb": CUDA}
+SOME = {"v7x": ("write *", "page *"), "a100-80gb": ("short step gemma-2-2b, *",)}
 """Targets that are checked in part: the patterns of names of what is."""
+GPU_ONLY = ("short step mistral-7b, *",)
+"""Patterns of names of what no TPU is checked with, which other functions show there as well."""
 WITH_BUNDLES = (
     *("short step, 16 rows", "short step, 16 rows, KV of int8 in *"),
     *("write *", "kernel *pages of 16,*", "kernel *pages of 64,*"),
@@ -62,6 +65,8 @@ WITH_MACHINE_CODE = (  # kernels for H200 whose machine code is read
     "kernel int8 head_dim 128, pages of 16, group 4",
     f"kernel bfloat16 head_dim 128, pages of 64, group 4, {LONG_ROWS} rows",
     f"kernel int8 head_dim 128, pages of 64, group 4, {LONG_ROWS} rows",
+    "kernel head_dim 128, pages of 64, group 4, window of 1024",
+    "kernel head_dim 256, pages of 64, group 2, window of 1024, soft cap",
 )
 
 STEPS = ("step", "short step")  # beginnings of names
@@ -101,6 +106,8 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 def is_checked(target: str, name: str) -> bool:
     """Whether the function of this name is one of the target's."""
+    if PACKAGES[target] == "libtpu" and matches(name, GPU_ONLY):
+        return False
     return matches(name, SOME.get(target, ("*",)))
 
 

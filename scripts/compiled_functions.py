@@ -39,6 +39,9 @@ SHORT: Changes = {"layers": 2}  # of a model of which a step is counted: all lay
 EIGHT_BIT_WEIGHTS = ((16, "int8"), (512, "float8_e4m3fn"))  # rows and types of short steps
 WITH_EXPERTS = (("mixtral-8x7b", None), ("qwen3-30b-a3b", None), ("qwen3-30b-a3b", "int8"))
 """Models, and types of their weights, of short steps: a few large experts, and many small ones."""
+WITH_WINDOWS = "gemma-2-2b", "mistral-7b"
+"""Models of short steps: every other layer has a window and all scores a soft cap; all layers have a window."""
+WINDOWED = ((128, 4, 1024, None), (256, 2, 1024, 50.0))  # of kernels: head_dim, group, window, soft cap
 HEAD_DIMS, PAGE_SIZES, GROUPS = (64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)
 LAYOUTS = tuple(  # head_dim, page size, group: the first with each of the others
     dict.fromkeys(
@@ -96,6 +99,8 @@ def functions() -> Iterator[tuple[str, Lower]]:
     for model_name, weights in WITH_EXPERTS:
         name = f"short step {model_name}, 16 rows" + (f", weights of {weights}" if weights else "")
         yield name, step(model_name, 16, weights_dtype=weights, changes=SHORT)
+    for model_name in WITH_WINDOWS:
+        yield f"short step {model_name}, 16 rows", step(model_name, 16, changes=SHORT)
     for dtype, page_size, rows in WRITES:
         yield f"write {dtype}, {rows} rows, pages of {page_size}", write(dtype, page_size, rows)
     for function in MOVE_FUNCTIONS:
@@ -108,21 +113,35 @@ def functions() -> Iterator[tuple[str, Lower]]:
     for dtype in ("bfloat16", "int8"):
         name = f"kernel {dtype} head_dim 128, pages of 64, group 4, {LONG_ROWS} rows"
         yield name, kernel(LONG_ROWS, 128, 64, 4, dtype)
+    for dim, group, window, soft_cap in WINDOWED:
+        name = f"kernel head_dim {dim}, pages of 64, group {group}, window of {window}"
+        lower = kernel(KERNEL_ROWS, dim, 64, group, window=window, soft_cap=soft_cap)
+        yield name + (", soft cap" if soft_cap else ""), lower
     for dim, page_size, group in LAYOUTS:
         yield f"kernel head_dim {dim}, pages of {page_size}, group {group}", kernel(KERNEL_ROWS, dim, page_size, group)
 
 
-def kernel(rows: int, dim: int, page_size: int, group: int, dtype: str = "bfloat16") -> Lower:
+def kernel(
+    rows: int,
+    dim: int,
+    page_size: int,
+    group: int,
+    dtype: str = "bfloat16",
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Lower:
     """Attention by itself."""
 
     def lower(chips: Chips) -> jax.stages.Lowered:
         pages = KERNEL_TOKENS // page_size
         pool = kv_pages_struct(KV_HEADS, pages, page_size, dim, dtype, chips.one.platform)
         choice = required(select_kernel(chips.one, pool, group))
-        shape = metadata_shape(rows, page_size, SIZES.max_context_tokens, pages, choice.name, choice.processors)
+        longest = SIZES.max_context_tokens
+        shape = metadata_shape(rows, page_size, longest, pages, choice.name, choice.processors, window)
 
         def run(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
-            output: jax.Array = attend(q, k, v, unpack_metadata(shape, packed), shape=shape)
+            output: jax.Array = attend(q, k, v, unpack_metadata(shape, packed), shape=shape, soft_cap=soft_cap)
             return output
 
         query = jax.ShapeDtypeStruct((rows, KV_HEADS * group, dim), jnp.bfloat16)

@@ -9,6 +9,7 @@ moves whole pages (`copy_pages`, `read_pages`, `write_pages`).
     dispatch        these functions, and which of the implementations below computes them
     reference       plain JAX: the CPU's path, attention under a mask, and what every kernel is tested against
     gpu_schedule    for NVIDIA GPUs: a step's work cut into equal units, in plain JAX
+    gpu_scores      the soft cap of their kernels' scores
     gpu_merge       Pallas Mosaic GPU: what the units found, merged
     mosaic_hopper   Pallas Mosaic GPU, for NVIDIA Hopper
     hopper_registers
@@ -24,7 +25,7 @@ moves whole pages (`copy_pages`, `read_pages`, `write_pages`).
            ┌────────┼──────────────┬──────────┐
            │  mosaic_hopper   mosaic_mma  pallas_tpu ◀─ pallas_tpu_write, pallas_tpu_pages
            │        └──────┬───────┘          │
-           │    gpu_schedule, gpu_merge ◀─ hopper_registers
+           │    gpu_schedule, gpu_scores, gpu_merge ◀─ hopper_registers
            │               │                  │
            └──▶ reference ◀┴──────────────────┘       (constants and products that all have in common)
                     │

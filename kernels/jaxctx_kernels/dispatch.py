@@ -51,9 +51,6 @@ OLDEST_GPU = 8  # the first number of the compute capability of Ampere, whose in
 LARGEST_GROUP = 64  # query heads of a KV head that fit into a product of the kernels for GPUs
 
 
-WITHOUT_WINDOWS: tuple[KernelName, ...] = ("gpu", "mma")  # kernels that know no sliding windows and no soft caps
-
-
 class KernelChoice(NamedTuple):
     """What computes attention on a device, and why it is not a kernel where that would be faster."""
 
@@ -63,26 +60,15 @@ class KernelChoice(NamedTuple):
 
 
 def select_kernel(
-    device: Any,
-    pages: Any,
-    group: int = 1,
-    *,
-    rows: int = 1,
-    max_context_tokens: int = 1,
-    windowed: bool = False,
-    capped: bool = False,
+    device: Any, pages: Any, group: int = 1, *, rows: int = 1, max_context_tokens: int = 1
 ) -> KernelChoice:
     """What computes attention over such pages on `device`: its own kernel if that can read them, else the reference.
 
     `device`: of JAX, or described like one: its `platform`, and of a GPU its `compute_capability`, decide; a GPU's
     `core_count` says how many processors it has. `pages`: keys (or values), as arrays or ShapeDtypeStructs. `group`:
     how many query heads read a KV head. `rows`: of the largest step, and `max_context_tokens` of a context in it,
-    since a TPU's scalar memory limits both. `windowed`, `capped`: whether any layer has a sliding window, or a soft cap
-    of scores. What is chosen never refuses such arrays.
+    since a TPU's scalar memory limits both. What is chosen never refuses such arrays.
     """
-    if device.platform == "gpu" and (windowed or capped):
-        needs = "sliding windows" if windowed else "a soft cap of scores"
-        return KernelChoice("reference", f"the model has {needs}, which kernels of GPUs do not know yet")
     if device.platform == "gpu":
         choice = select_gpu_kernel(device.compute_capability, pages, group)
         return choice._replace(processors=getattr(device, "core_count", HOPPER_PROCESSORS))
@@ -145,16 +131,14 @@ def attend(
     Raises ValueError if the kernel of `shape` is not made for these arrays.
     """
     # Kernels are imported where they are used: those of GPUs need JAX 0.11, and a CPU needs none.
-    if mask is None and shape.kernel in WITHOUT_WINDOWS and not (shape.window is None and soft_cap is None):
-        raise ValueError(f"the kernel {shape.kernel} knows no sliding windows and no soft cap of scores")
     if shape.kernel == "gpu" and mask is None:
         from jaxctx_kernels import mosaic_hopper
 
-        return mosaic_hopper.attend(q, k_pages, v_pages, metadata, shape=shape)
+        return mosaic_hopper.attend(q, k_pages, v_pages, metadata, shape=shape, soft_cap=soft_cap)
     if shape.kernel == "mma" and mask is None:
         from jaxctx_kernels import mosaic_mma
 
-        return mosaic_mma.attend(q, k_pages, v_pages, metadata, shape=shape)
+        return mosaic_mma.attend(q, k_pages, v_pages, metadata, shape=shape, soft_cap=soft_cap)
     if shape.kernel == "tpu" and mask is None:
         from jaxctx_kernels import pallas_tpu
 

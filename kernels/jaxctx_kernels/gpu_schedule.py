@@ -10,6 +10,9 @@ tile t that it meets, at slot u + t, which no other pair has.
     units    | unit 0       | unit 1       | unit 2       | unit 3              |
     slots      0              1      2       3    4         5
 
+With a sliding window a tile begins to walk an item at the page, or the step, in which the first of its rows sees
+something: what is before is in no pair. What is left of tokens that rows do not see is masked by the kernels.
+
 Nothing here knows of a GPU: it is plain JAX, but for the few functions that also read a schedule inside of a kernel.
 """
 
@@ -28,13 +31,28 @@ SIDE = 64  # rows of a product, and tokens of a step
 MIN_STEPS = 4  # of a unit, so that small batches are not cut into too many partial results
 NO_STEP = 2**30  # begin and end of pairs that do not exist
 
-# Columns of `Schedule.pairs`, in the order of the fields of `Pairs`.
-STEP_BEGIN, STEP_END, FULL_STEPS, FIRST_ROW, ROWS, FIRST_ENTRY, TOKENS, FIRST_TOKEN = range(8)
+# Columns of `Schedule.pairs`, in the order of the fields of `Pairs`. Only with a window are the last two there.
+STEP_BEGIN, STEP_END, FULL_STEPS, FIRST_ROW, ROWS, FIRST_ENTRY, TOKENS, FIRST_TOKEN, MASKED_STEPS, HIDDEN = range(10)
+
+
+class Window(NamedTuple):
+    """The sliding window of a kind of layer: how many tokens a row sees at most, see `MetadataShape`; and the pages."""
+
+    tokens: int
+    page_size: int
+
+    @property
+    def unit(self) -> int:
+        """A tile leaves out a multiple of so many first tokens of an item: whole pages, and whole steps."""
+        return max(SIDE, self.page_size)
 
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """How rows and work are cut: a tile is `parts` products of `rows` sorted rows; `ways` consumers share its steps."""
+    """How rows and work are cut: a tile is `parts` products of `rows` sorted rows; `ways` consumers share its steps.
+
+    And what differs between kinds of layer and between models: the window of rows, and the soft cap of their scores.
+    """
 
     group: int  # query heads of a KV head
     rows: int
@@ -43,6 +61,8 @@ class TileConfig:
     tiles: int
     units: int
     in_registers: bool = False  # whether weights are multiplied and outputs added up there, which interpreters cannot
+    window: Window | None = None  # None: a row sees all up to itself
+    soft_cap: float | None = None  # see `dispatch.attend`
 
     @property
     def products(self) -> int:
@@ -56,22 +76,43 @@ class TileConfig:
 
 
 class Pairs(NamedTuple):
-    """A pair is an item within a tile. Of all pairs: their steps, and the item as the tile sees it, int32 `[pairs]`."""
+    """A pair is an item within a tile. Of all pairs: their steps, and the item as the tile sees it, int32 `[pairs]`.
+
+    With a window that is the item without the tokens that the tile leaves out, see `Window.unit`.
+    """
 
     step_begin: jax.Array  # steps are counted over all tiles
     step_end: jax.Array
-    full_steps: jax.Array  # how many steps from the first on every row of the tile sees in full, of rows in the item
+    full_steps: jax.Array  # how many steps from the first on every row sees to their end, of the tile's in the item
     first_row: jax.Array  # of the item, counted from the tile's first row; may be negative
     rows: jax.Array
     first_entry: jax.Array
     tokens: jax.Array
     first_token: jax.Array
+    masked_steps: jax.Array | None  # of these full ones, how many first ones are not, since windows begin; None: none
+    hidden: jax.Array | None  # how many of its first tokens no row of the tile sees, less than `Window.unit`
+
+
+class BeforeWindows(NamedTuple):
+    """What is before the windows of a tile's rows, of each tile and each item, int32 `[tiles * items]`."""
+
+    left_out: jax.Array  # how many tokens of the item, a multiple of `Window.unit`, are before the first step
+    masked_steps: jax.Array  # see `Pairs`
+    hidden: jax.Array
+
+
+class StepCounts(NamedTuple):
+    """Of each tile and each item, int32 `[tiles * items]`."""
+
+    steps: jax.Array  # 0 where the tile sees nothing of the item
+    full_steps: jax.Array  # see `Pairs`
+    before: BeforeWindows | None  # None without a window
 
 
 class Schedule(NamedTuple):
     """What every unit does. Pairs without steps are left out, pairs are in order of their tiles."""
 
-    pairs: Int32[Array, "pairs 8"]  # see `Pairs`
+    pairs: Int32[Array, "pairs fields"]  # see `Pairs`
     tiles: Int32[Array, " tiles_and_one"]  # first pair of each
     units: Int32[Array, "units 6"]  # steps, pairs and tiles, from .. to
     slots: Int32[Array, "tiles 2"]  # of partial results, from .. to
@@ -152,9 +193,10 @@ def build_schedule(
     """Lay out the steps and cut them into units. This is the same for all layers, so that XLA computes it once."""
     item = Item(*metadata.items)
     items = metadata.items.shape[1]
-    steps, full_steps = count_steps(item, metadata.class_ends, visible_tokens, config)
+    counts = count_steps(item, metadata.class_ends, visible_tokens, config)
+    steps = counts.steps
     step_ends = steps.cumsum()
-    pairs = list_pairs(item, steps, full_steps, step_ends, config)
+    pairs = list_pairs(item, counts, step_ends, config)
     tile_ends = step_ends.reshape(config.tiles, items)[:, -1]
     tile_begins, total = jnp.pad(tile_ends[:-1], (1, 0)), tile_ends[-1]
     unit_steps = jnp.maximum(MIN_STEPS, -(-total // config.units))
@@ -164,7 +206,7 @@ def build_schedule(
     slots *= (tile_begins < tile_ends)[:, None]
     first_pairs = jnp.pad((steps.reshape(config.tiles, items) > 0).sum(1).cumsum(), (1, 0))
     return Schedule(
-        pairs=jnp.stack(pairs, 1).astype(jnp.int32),
+        pairs=jnp.stack([field for field in pairs if field is not None], 1).astype(jnp.int32),
         tiles=first_pairs.astype(jnp.int32),
         units=units.astype(jnp.int32),
         slots=slots.astype(jnp.int32),
@@ -177,11 +219,11 @@ def count_steps(
     class_ends: Int32[Array, " classes"],
     visible_tokens: Int32[Array, "products 64"],
     config: TileConfig,
-) -> tuple[Int32[Array, " tiles_times_items"], Int32[Array, " tiles_times_items"]]:
+) -> StepCounts:
     """How many steps each tile has over each item, most of them 0, and how many of them need no mask.
 
     Items past the last class's end do not exist. Steps without a mask come first: all rows of the tile that belong to
-    the item see each of their 64 tokens.
+    the item see each of their 64 tokens. With a window there are steps with a mask before them.
     """
     items = item.first_row.shape[0]
     sees = visible_tokens[:, : config.rows * config.group : config.group].reshape(-1, 1)  # of each sorted row
@@ -192,30 +234,53 @@ def count_steps(
     of_tiles = config.tiles, config.tile_rows, items
     most = jnp.where(in_item, seen, 0).reshape(of_tiles).max(1)
     least = jnp.where(in_item, seen, NO_STEP).reshape(of_tiles).min(1)
-    return (-(-most // SIDE)).reshape(-1), (least // SIDE).reshape(-1)
+    if config.window is None:
+        return StepCounts((-(-most // SIDE)).reshape(-1), (least // SIDE).reshape(-1), None)
+    before = jnp.maximum(sees - item.first_token - config.window.tokens, 0)  # of the item's tokens, the row's window
+    sees_some = in_item & (seen > before)
+    most = jnp.where(sees_some, seen, 0).reshape(of_tiles).max(1)
+    first = jnp.where(sees_some, before, NO_STEP).reshape(of_tiles).min(1)
+    last = jnp.where(in_item, before, 0).reshape(of_tiles).max(1)
+    left_out = first // config.window.unit * config.window.unit
+    return StepCounts(
+        steps=jnp.where(most > 0, -(-(most - left_out) // SIDE), 0).reshape(-1),
+        full_steps=(jnp.maximum(least - left_out, 0) // SIDE).reshape(-1),
+        before=BeforeWindows(
+            left_out=left_out.reshape(-1),
+            masked_steps=(-(-(last - left_out) // SIDE)).reshape(-1),
+            hidden=(first - left_out).reshape(-1),
+        ),
+    )
 
 
 def list_pairs(
-    item: Item,
-    steps: Int32[Array, " tiles_times_items"],
-    full_steps: Int32[Array, " tiles_times_items"],
-    step_ends: Int32[Array, " tiles_times_items"],
-    config: TileConfig,
+    item: Item, counts: StepCounts, step_ends: Int32[Array, " tiles_times_items"], config: TileConfig
 ) -> Pairs:
     """The pairs of a tile and an item that have steps, in order of tiles; behind them pairs at NO_STEP."""
     items = item.first_row.shape[0]
+    steps = counts.steps
     (cell,) = jnp.nonzero(steps, size=steps.shape[0], fill_value=steps.shape[0])
     tile, number = cell // items, cell % items
     step_end = step_ends.at[cell].get(mode="fill", fill_value=NO_STEP)
+    first_entry, tokens, first_token = item.first_entry[number], item.tokens[number], item.first_token[number]
+    masked_steps = hidden = None
+    if config.window is not None and counts.before is not None:
+        of_pairs = (of_cells.at[cell].get(mode="fill", fill_value=0) for of_cells in counts.before)
+        left_out, masked_steps, hidden = of_pairs
+        first_entry += left_out // config.window.page_size
+        tokens -= left_out
+        first_token += left_out
     return Pairs(
         step_begin=step_end - steps.at[cell].get(mode="fill", fill_value=0),
         step_end=step_end,
-        full_steps=full_steps.at[cell].get(mode="fill", fill_value=0),
+        full_steps=counts.full_steps.at[cell].get(mode="fill", fill_value=0),
         first_row=item.first_row[number] - tile * config.tile_rows,
         rows=item.rows[number],
-        first_entry=item.first_entry[number],
-        tokens=item.tokens[number],
-        first_token=item.first_token[number],
+        first_entry=first_entry,
+        tokens=tokens,
+        first_token=first_token,
+        masked_steps=masked_steps,
+        hidden=hidden,
     )
 
 

@@ -14,7 +14,10 @@ What is multiplied is bfloat16. Values of 8 bits stay so in the rings; consumers
 both half of a step's that they share. Their scales multiply the scores, and the weights before they are rounded.
 
 Most steps are *full*: all rows of a product belong to the item and see all 64 tokens. Their loop masks nothing, keeps
-weights in registers and adds up outputs in place. The others follow in a loop of their own.
+weights in registers and adds up outputs in place. The others follow in a loop of their own. With a sliding window there
+are also some before: these two loops are in one of two rounds, so that each is there once.
+
+    first round    masked, where windows begin ▶ full          second round    masked, where rows end ▶ none
 
 Heads are never mixed: under a mesh call this in `shard_map`, queries and pages split over heads, the metadata on all.
 
@@ -24,7 +27,7 @@ Heads are never mixed: under a mesh call this in `shard_map`, queries and pages 
             └─ gpu_merge.merge_partials
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import e, log2
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -42,11 +45,14 @@ from jaxctx_kernels.gpu_schedule import (
     FIRST_ROW,
     FIRST_TOKEN,
     FULL_STEPS,
+    HIDDEN,
+    MASKED_STEPS,
     ROWS,
     SIDE,
     TOKENS,
     Schedule,
     TileConfig,
+    Window,
     WorkUnit,
     build_schedule,
     gather_queries,
@@ -54,6 +60,7 @@ from jaxctx_kernels.gpu_schedule import (
     rows_of_products,
     scatter_outputs,
 )
+from jaxctx_kernels.gpu_scores import capped
 from jaxctx_kernels.hopper_registers import INT8_UNIT, accumulated, product, shrunk, widened_int8
 from jaxctx_kernels.kv_cache import KVPages, QuantizedKV, fits_hopper_kernel, kv_values, without_stored_bits
 from jaxctx_kernels.metadata import AttentionMetadata, MetadataShape
@@ -159,13 +166,15 @@ class Consumer:
 
 
 class ConsumedPair(NamedTuple):
-    """What a consumer needs of a pair at each of its steps."""
+    """What a consumer needs of a pair at each of its steps. The last two are None without a sliding window."""
 
     query: Any  # [64, head_dim], in registers or in shared memory
     offset: jax.Array  # see `StepsOfPair`
     tokens: jax.Array
-    inside: Bool[Array, "64"]  # which rows of the product belong to the item
-    limit: Int32[Array, "64"]  # how many of the item's tokens each row sees
+    inside: Bool[Array, "64"]  # which rows of the product belong to the item, and see some of it
+    limit: Int32[Array, "64"]  # at which of the item's tokens what each row sees ends
+    begin: Int32[Array, "64"] | None  # and at which it begins, which may be negative
+    hidden: jax.Array | None  # how many of the item's first tokens no row of the tile sees
 
 
 # What XLA computes before and after the kernels
@@ -178,6 +187,7 @@ def attend(
     metadata: AttentionMetadata,
     *,
     shape: MetadataShape,
+    soft_cap: float | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `dispatch.attend`. Raises ValueError for a dtype, head dim, group or page size that it is not made for."""
     k_pages, v_pages = without_stored_bits(k_pages), without_stored_bits(v_pages)
@@ -187,7 +197,8 @@ def attend(
     group = heads // kv_heads
     if not fits_hopper_kernel(k_pages) or group > SIDE:
         raise ValueError(f"no kernel for {values.dtype}, heads of {dim}, groups of {group}, pages of {page_size}")
-    config = tile_config(rows, kv_heads, group, shape.processors)
+    window = None if shape.window is None else Window(shape.window, page_size)
+    config = replace(tile_config(rows, kv_heads, group, shape.processors), window=window, soft_cap=soft_cap)
     row = rows_of_products(rows, config)
     query = gather_queries(q, metadata, row, kv_heads)
     visible_tokens = metadata.visible_tokens.at[row].get(mode="fill", fill_value=0)
@@ -429,14 +440,30 @@ def attend_pair(
     row = (pair[FIRST_ROW] - consumer.part * config.rows) * config.group  # the item's first row, of the product's
     inside = (consumer.row_numbers >= row) & (consumer.row_numbers < row + pair[ROWS] * config.group)
     limit = jnp.where(inside, jnp.minimum(visible_tokens - pair[FIRST_TOKEN], tokens), 0)
-    consumed = ConsumedPair(query, steps.offset, tokens, inside, limit)
+    begin = hidden = None
+    if config.window is not None:
+        begin, hidden = visible_tokens - pair[FIRST_TOKEN] - config.window.tokens, pair[HIDDEN]
+        inside &= limit > begin
+    consumed = ConsumedPair(query, steps.offset, tokens, inside, limit, begin, hidden)
     first = steps.first + lax.rem(steps.offset + steps.first + consumer.turn, config.ways)  # this consumer's next turn
     full_turns = turns_until(jnp.minimum(steps.end, pair[FULL_STEPS]), first, config)
     is_whole = (row <= 0) & (row + pair[ROWS] * config.group >= config.rows * config.group)
     full_turns = jnp.where(is_whole, full_turns, 0)
     full, ragged = (partial(attend_step, consumer, consumed, first, is_full) for is_full in (True, False))
-    carry = lax.fori_loop(0, full_turns, full, carry)
-    return cast(RunningSoftmax, lax.fori_loop(full_turns, turns_until(steps.end, first, config), ragged, carry))
+    if config.window is None:
+        carry = lax.fori_loop(0, full_turns, full, carry)
+        return cast(RunningSoftmax, lax.fori_loop(full_turns, turns_until(steps.end, first, config), ragged, carry))
+    turns = turns_until(steps.end, first, config)
+    masked_turns = jnp.minimum(turns_until(pair[MASKED_STEPS], first, config), full_turns)
+
+    def walk_round(number: jax.Array, carry: RunningSoftmax) -> RunningSoftmax:
+        """The masked steps before the full ones, and these; then the masked steps behind them."""
+        is_first = number == 0
+        begin, ragged_end = jnp.where(is_first, 0, full_turns), jnp.where(is_first, masked_turns, turns)
+        carry = lax.fori_loop(begin, ragged_end, ragged, carry)
+        return cast(RunningSoftmax, lax.fori_loop(ragged_end, jnp.where(is_first, full_turns, turns), full, carry))
+
+    return cast(RunningSoftmax, lax.fori_loop(0, 2, walk_round, carry))
 
 
 def turns_until(end: jax.Array, first: jax.Array, config: TileConfig) -> jax.Array:
@@ -465,14 +492,20 @@ def attend_step(
     scale = load_scales(shared.v.buffers, stage)
     if scale is not None and not is_full:  # those of slots past the item's tokens may be NaN
         column = plgpu.broadcasted_iota(jnp.int32, (SIDE,), 0, layout=BY_COLUMN)
-        scale = jnp.where(column < pair.tokens - step * SIDE, scale, 0.0)
+        is_seen = column < pair.tokens - step * SIDE
+        if pair.hidden is not None:
+            is_seen &= column >= pair.hidden - step * SIDE
+        scale = jnp.where(is_seen, scale, 0.0)
     weights = stage_weights(consumer, is_full, scale_columns(weight, scale).astype(jnp.bfloat16))
     if not consumer.is_quantized:
         plgpu.barrier_wait(shared.v.full.at[stage])
     value = widen(consumer, shared.v.buffers, stage, VALUES)
     if not is_full:
-        is_last = (step + 1) * SIDE > pair.tokens
-        pl.when(is_last)(partial(clear_rows, consumer, value, pair.tokens - step * SIDE))
+        has_unseen = (step + 1) * SIDE > pair.tokens
+        hidden = None if pair.hidden is None else pair.hidden - step * SIDE
+        if hidden is not None:
+            has_unseen |= hidden > 0
+        pl.when(has_unseen)(partial(clear_rows, consumer, value, pair.tokens - step * SIDE, hidden))
     inside = None if is_full else pair.inside
     outputs = add_values(consumer, weights, value, carry.outputs, shrink, inside)
     plgpu.barrier_arrive(shared.v.free.at[stage])
@@ -482,7 +515,8 @@ def attend_step(
 def tokens_seen(pair: ConsumedPair, step: jax.Array) -> Bool[Array, "64 64"]:
     """Which of a step's tokens each row of the product sees."""
     token: jax.Array = plgpu.broadcasted_iota(jnp.int32, (SIDE, SIDE), 1, layout=BY_PRODUCT)
-    return token < in_columns(pair.limit - step * SIDE, SIDE)
+    seen = token < in_columns(pair.limit - step * SIDE, SIDE)
+    return seen if pair.begin is None else seen & (token >= in_columns(pair.begin - step * SIDE, SIDE))
 
 
 def masked_scores(
@@ -490,15 +524,18 @@ def masked_scores(
 ) -> tuple[Float32[Array, "64 64"], float]:
     """Scores of the product's rows with a step's tokens, far below any where a row does not see the token.
 
-    Times the second result they are scaled, in base 2. Waits for the keys and gives their buffer back.
+    Times the second result they are scaled and capped, in base 2; with a cap all are higher by a constant.
+    Waits for the keys and gives their buffer back.
     """
     ring, unit = consumer.shared.k, consumer.head_dim**-0.5 * log2(e) * consumer.widened_unit
     plgpu.barrier_wait(ring.full.at[stage])
     scale, key = load_scales(ring.buffers, stage), widen(consumer, ring.buffers, stage, KEYS)
     score = product(query, key.transpose((1, 0)), SIDE)
     plgpu.barrier_arrive(ring.free.at[stage])
-    score = scale_columns(score, scale)
-    return score if seen is None else jnp.where(seen, score, MASKED_SCORE), unit
+    soft_cap = consumer.config.soft_cap
+    score, unit = capped(scale_columns(score, scale), unit, soft_cap)
+    masked = MASKED_SCORE if soft_cap is None else MASKED_SCORE / unit  # a cap may be so small that it were too high
+    return score if seen is None else jnp.where(seen, score, masked), unit
 
 
 def stage_weights(consumer: Consumer, is_full: bool, weights: BFloat16[Array, "64 64"]) -> Any:
@@ -583,15 +620,19 @@ def widen(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -> Ref
     return widened
 
 
-def clear_rows(consumer: Consumer, value: Ref, known: jax.Array) -> None:
-    """Zero the rows of a buffer of values from `known` on. Weights of 0 do not keep NaN out of a product."""
+def clear_rows(consumer: Consumer, value: Ref, known: jax.Array, hidden: jax.Array | None) -> None:
+    """Zero the rows of a buffer of values from `known` on, and the first `hidden` ones.
+
+    Weights of 0 do not keep NaN out of a product.
+    """
 
     @pl.when((consumer.index == 0) | (not consumer.shares_buffers))
     def clear() -> None:
         number = plgpu.broadcasted_iota(jnp.int32, (SIDE, consumer.chunk), 0, layout=BY_PRODUCT)
         for columns in consumer.columns:
             old = plgpu.load(value.at[:, columns], layout=BY_PRODUCT, optimized=False)
-            value[:, columns] = jnp.where(number < known, old, jnp.zeros_like(old))
+            is_kept = number < known if hidden is None else (number < known) & (number >= hidden)
+            value[:, columns] = jnp.where(is_kept, old, jnp.zeros_like(old))
         plgpu.commit_smem()
 
     if consumer.shares_buffers:

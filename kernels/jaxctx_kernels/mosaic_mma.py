@@ -19,7 +19,7 @@ Heads are never mixed: under a mesh call this in `shard_map`, queries and pages 
             └─ gpu_merge.merge_partials
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import e, log2
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -36,11 +36,13 @@ from jaxctx_kernels.gpu_schedule import (
     FIRST_ENTRY,
     FIRST_ROW,
     FIRST_TOKEN,
+    HIDDEN,
     ROWS,
     SIDE,
     TOKENS,
     Schedule,
     TileConfig,
+    Window,
     WorkUnit,
     build_schedule,
     gather_queries,
@@ -48,6 +50,7 @@ from jaxctx_kernels.gpu_schedule import (
     rows_of_products,
     scatter_outputs,
 )
+from jaxctx_kernels.gpu_scores import capped
 from jaxctx_kernels.kv_cache import KVPages, QuantizedKV, fits_mma_kernel, kv_values, without_stored_bits
 from jaxctx_kernels.metadata import AttentionMetadata, MetadataShape
 from jaxctx_kernels.reference import MASKED_SCORE
@@ -81,12 +84,13 @@ class RunningSoftmax(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a unit reads: the pages of its KV head, and the list of pages."""
+    """Where a unit reads: the pages of its KV head, and the list of pages; and what it computes there."""
 
     k_pages: KVPages
     v_pages: KVPages
     page_list: Ref
     head: jax.Array
+    config: TileConfig
 
     @property
     def head_dim(self) -> int:
@@ -94,12 +98,14 @@ class Source:
 
 
 class ItemOfTile(NamedTuple):
-    """What a unit needs of an item at each of its steps."""
+    """What a unit needs of an item at each of its steps. The last two are None without a sliding window."""
 
     first_entry: jax.Array
     tokens: jax.Array
-    inside: Bool[Array, "64"]  # which rows of the tile belong to the item
-    limit: Int32[Array, "64"]  # how many of the item's tokens each row sees
+    inside: Bool[Array, "64"]  # which rows of the tile belong to the item, and see some of it
+    limit: Int32[Array, "64"]  # at which of the item's tokens what each row sees ends
+    begin: Int32[Array, "64"] | None  # and at which it begins, which may be negative
+    hidden: jax.Array | None  # how many of the item's first tokens no row of the tile sees
 
 
 class StepKV(NamedTuple):
@@ -119,6 +125,7 @@ def attend(
     metadata: AttentionMetadata,
     *,
     shape: MetadataShape,
+    soft_cap: float | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `dispatch.attend`. Raises ValueError for a dtype, head dim, group or page size that it is not made for."""
     k_pages, v_pages = without_stored_bits(k_pages), without_stored_bits(v_pages)
@@ -128,7 +135,8 @@ def attend(
     group = heads // kv_heads
     if not fits_mma_kernel(k_pages) or group > SIDE:
         raise ValueError(f"no kernel for {values.dtype}, heads of {dim}, groups of {group}, pages of {page_size}")
-    config = tile_config(rows, kv_heads, group, shape.processors)
+    window = None if shape.window is None else Window(shape.window, page_size)
+    config = replace(tile_config(rows, kv_heads, group, shape.processors), window=window, soft_cap=soft_cap)
     row = rows_of_products(rows, config)
     query = gather_queries(q, metadata, row, kv_heads)
     visible_tokens = metadata.visible_tokens.at[row].get(mode="fill", fill_value=0)
@@ -220,11 +228,11 @@ def attend_unit(
     """Attend to one unit's steps; write a partial result for each of its tiles. Arguments are refs."""
     head, number = lax.axis_index("head"), lax.axis_index("unit")
     unit = load_work_unit(schedule.units, head, number, jnp.int32(0))
-    source = Source(k_pages, v_pages, page_list, head)
+    source = Source(k_pages, v_pages, page_list, head, config)
 
     @pl.loop(unit.tiles.begin, unit.tiles.end)
     def write_tile(tile: jax.Array) -> None:
-        result = attend_tile(source, shared, config, unit, q, schedule, tile)
+        result = attend_tile(source, shared, unit, q, schedule, tile)
         slot = number + tile
         for columns, output in zip(ranges_of(source.head_dim), result.outputs, strict=True):
             store_rows(outputs.at[head, slot, :, columns], output)
@@ -243,7 +251,6 @@ def store_rows(target: Ref, rows: jax.Array) -> None:
 def attend_tile(
     source: Source,
     shared: SharedMemory,
-    config: TileConfig,
     unit: WorkUnit,
     q: Ref,
     schedule: Schedule,
@@ -259,14 +266,13 @@ def attend_tile(
         max_score=plgpu.layout_cast(jnp.full((SIDE,), MASKED_SCORE, jnp.float32), BY_ROW),
         weight_sum=plgpu.layout_cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW),
     )
-    walk = partial(attend_pair, source, shared, config, unit, schedule, visible_tokens)
+    walk = partial(attend_pair, source, shared, unit, schedule, visible_tokens)
     return cast(RunningSoftmax, lax.fori_loop(first, end, walk, nothing))
 
 
 def attend_pair(
     source: Source,
     shared: SharedMemory,
-    config: TileConfig,
     unit: WorkUnit,
     schedule: Schedule,
     visible_tokens: Int32[Array, "64"],
@@ -277,10 +283,15 @@ def attend_pair(
     pair: Ref = schedule.pairs.at[number]
     steps, tokens = unit.steps_of(pair), pair[TOKENS]
     row_number = plgpu.broadcasted_iota(jnp.int32, (SIDE,), 0, layout=BY_ROW)
+    config = source.config
     row = pair[FIRST_ROW] * config.group  # the item's first row, of the tile's
     inside = (row_number >= row) & (row_number < row + pair[ROWS] * config.group)
     limit = jnp.where(inside, jnp.minimum(visible_tokens - pair[FIRST_TOKEN], tokens), 0)
-    item = ItemOfTile(pair[FIRST_ENTRY], tokens, inside, limit)
+    begin = hidden = None
+    if config.window is not None:
+        begin, hidden = visible_tokens - pair[FIRST_TOKEN] - config.window.tokens, pair[HIDDEN]
+        inside &= limit > begin
+    item = ItemOfTile(pair[FIRST_ENTRY], tokens, inside, limit, begin, hidden)
     return cast(
         RunningSoftmax, lax.fori_loop(steps.first, steps.end, partial(attend_step, source, shared, item), carry)
     )
@@ -291,6 +302,7 @@ def attend_step(
 ) -> RunningSoftmax:
     """Merge 64 tokens of an item."""
     known = item.tokens - step * SIDE
+    hidden = None if item.hidden is None else item.hidden - step * SIDE
     are_early = source.head_dim <= EARLY_VALUES_DIM
     keys = load_step(source, source.k_pages, item, step)
     values = load_step(source, source.v_pages, item, step) if are_early else None
@@ -302,7 +314,8 @@ def attend_step(
     values = values or load_step(source, source.v_pages, item, step)
     shared.weights[...] = scale_columns(weight, values.scales, seen).astype(jnp.bfloat16)
     store_step(values, shared.kv)
-    pl.when(known < SIDE)(partial(clear_rows, shared.kv, known))
+    has_unseen = known < SIDE if hidden is None else (known < SIDE) | (hidden > 0)
+    pl.when(has_unseen)(partial(clear_rows, shared.kv, known, hidden))
     outputs = add_values(source, shared, item.inside, carry.outputs, shrink)
     return RunningSoftmax(outputs, max_score, carry.weight_sum * shrink + weight.sum(axis=1))
 
@@ -352,12 +365,16 @@ def widen(numbers: jax.Array) -> jax.Array:
     return number.astype(jnp.bfloat16)
 
 
-def clear_rows(values: Ref, known: jax.Array) -> None:
-    """Zero the rows of a buffer of values from `known` on. Weights of 0 do not keep NaN out of a product."""
+def clear_rows(values: Ref, known: jax.Array, hidden: jax.Array | None) -> None:
+    """Zero the rows of a buffer of values from `known` on, and the first `hidden` ones.
+
+    Weights of 0 do not keep NaN out of a product.
+    """
     layout = in_vectors(values.shape[1])
     number = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=layout)
     old = plgpu.load(values, layout=layout)
-    values[...] = jnp.where(number < known, old, jnp.zeros_like(old))
+    is_kept = number < known if hidden is None else (number < known) & (number >= hidden)
+    values[...] = jnp.where(is_kept, old, jnp.zeros_like(old))
 
 
 # Products and registers
@@ -372,7 +389,7 @@ def masked_scores(
 ) -> tuple[Float32[Array, "64 64"], Bool[Array, "64 64"]]:
     """Scaled scores in base 2 of the tile's rows with the step's tokens, MASKED_SCORE where a row sees nothing.
 
-    Also returns where rows see tokens.
+    With a soft cap all are higher by a constant. Also returns where rows see tokens.
     """
     score = zeros(SIDE)
     for columns in ranges_of(source.head_dim):
@@ -381,8 +398,11 @@ def masked_scores(
         score = plgpu.mma(score, query, key)
     token = plgpu.broadcasted_iota(jnp.int32, (SIDE, SIDE), 1, layout=BY_PRODUCT)
     seen = token < in_columns(item.limit - step * SIDE, SIDE)
-    score = scale_columns(score, scales, seen) * (source.head_dim**-0.5 * log2(e))
-    return jnp.where(seen, score, MASKED_SCORE), seen
+    if item.begin is not None:
+        seen &= token >= in_columns(item.begin - step * SIDE, SIDE)
+    unit = source.head_dim**-0.5 * log2(e)
+    score, unit = capped(scale_columns(score, scales, seen), unit, source.config.soft_cap)
+    return jnp.where(seen, score * unit, MASKED_SCORE), seen
 
 
 def add_values(

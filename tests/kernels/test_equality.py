@@ -37,7 +37,7 @@ from jaxctx_kernels import (
 from .equality import campaign
 from .equality.checks import Subject
 from .equality.product import REFUSED, Combination, Layout, combinations, combinations_of, draw, layouts, part_of
-from .equality.trees import MASKED, TREES, grow_tree
+from .equality.trees import CAPPED, MASKED, TREES, WINDOWS, grow_tree
 
 Generator = np.random.Generator
 
@@ -93,7 +93,7 @@ def test_trees_fit_their_pool(rng: Generator, name: str, page_size: int) -> None
     assert (rows == 0) == (name == "nothing")
     if name not in MASKED:
         assert tree.mask is None
-        assert (tree.window is not None, tree.soft_cap is not None) == (name == "windowed", name == "capped")
+        assert (tree.window is not None, tree.soft_cap is not None) == (name in WINDOWS, name in CAPPED)
         assert tree.visible.reshape(-1)[own].all()
         return
     assert tree.mask is not None
@@ -252,9 +252,9 @@ def spoil_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step more than should counts as one in which all rows see all tokens."""
     count = gpu_schedule.count_steps
 
-    def spoilt(*of: Any) -> tuple[jax.Array, jax.Array]:
-        steps, full = count(*of)
-        return steps, full + 1
+    def spoilt(*of: Any) -> gpu_schedule.StepCounts:
+        counts = count(*of)
+        return counts._replace(full_steps=counts.full_steps + 1)
 
     monkeypatch.setattr(gpu_schedule, "count_steps", spoilt)
 

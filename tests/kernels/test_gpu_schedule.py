@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxctx_kernels import Segment, gpu_schedule, metadata_shape, unpack_metadata
-from jaxctx_kernels.gpu_schedule import MIN_STEPS, SIDE, Schedule, TileConfig
+from jaxctx_kernels.gpu_schedule import MIN_STEPS, SIDE, Schedule, TileConfig, Window
 from jaxctx_kernels.metadata import AttentionMetadata
 
 from .builders import packed_metadata
@@ -24,7 +25,8 @@ CONFIGS = [
 
 def batch(segments: list[Segment], config: TileConfig) -> tuple[AttentionMetadata, Schedule]:
     """The metadata of a batch of 50 rows, and its schedule, as numpy arrays."""
-    shape = metadata_shape(50, PAGE_SIZE, POOL_PAGES * PAGE_SIZE, POOL_PAGES, "gpu", processors=4)
+    window = None if config.window is None else config.window.tokens
+    shape = metadata_shape(50, PAGE_SIZE, POOL_PAGES * PAGE_SIZE, POOL_PAGES, "gpu", processors=4, window=window)
     metadata = unpack_metadata(shape, packed_metadata(segments, shape))
     row = gpu_schedule.rows_of_products(50, config)
     visible_tokens = jnp.asarray(metadata.visible_tokens).at[row].get(mode="fill", fill_value=0)
@@ -33,7 +35,7 @@ def batch(segments: list[Segment], config: TileConfig) -> tuple[AttentionMetadat
 
 
 def pairs_of(schedule: Schedule) -> np.ndarray:
-    """The pairs that have steps, `[pairs, 8]`."""
+    """The pairs that have steps, `[pairs, fields]`."""
     return schedule.pairs[schedule.pairs[:, gpu_schedule.STEP_BEGIN] < gpu_schedule.NO_STEP]
 
 
@@ -59,6 +61,60 @@ def test_every_row_sees_its_tokens_once(grow: Callable, kind: str, config: TileC
     want = np.zeros(config.tiles * config.tile_rows, np.int64)
     want[:50] = metadata.visible_tokens
     np.testing.assert_array_equal(tokens_in_steps(schedule, config), want)
+
+
+def windowed_tokens_in_steps(schedule: Schedule, config: TileConfig, window: int) -> np.ndarray:
+    """As `tokens_in_steps`, of rows with a sliding window. Pairs begin where one of their rows sees something."""
+    seen = np.zeros(config.tiles * config.tile_rows, np.int64)
+    visible = schedule.visible_tokens[:, : config.rows * config.group : config.group].reshape(-1)
+    for tile, (first, end) in enumerate(zip(schedule.tiles[:-1], schedule.tiles[1:], strict=True)):
+        for pair in schedule.pairs[first:end]:
+            begin, stop, full, first_row, rows, _, tokens, first_token, masked, hidden = pair
+            of_tile = np.arange(max(first_row, 0), min(first_row + rows, config.tile_rows)) + tile * config.tile_rows
+            ends = np.clip(visible[of_tile] - first_token, 0, tokens)
+            begins = np.maximum(visible[of_tile] - first_token - window, 0)
+            sees = np.maximum(ends - begins, 0)
+            assert (ends[sees > 0] <= (stop - begin) * SIDE).all(), "a step is missing"
+            assert begins[sees > 0].min() == hidden < max(SIDE, PAGE_SIZE), "pairs begin too early or too late"
+            for step in range(max(masked, 0), min(full, stop - begin)):
+                assert (begins <= step * SIDE).all(), "a step that counts as full is not"
+                assert (ends >= (step + 1) * SIDE).all(), "a step that counts as full is not"
+            seen[of_tile] += sees
+    return seen
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "window", [70, *(pytest.param(window, marks=pytest.mark.slow) for window in (1, 15, 16, 200, 5000))]
+)
+@pytest.mark.parametrize("kind", ["three_levels", "chunks_and_decode"])
+def test_every_row_sees_its_window_once(grow: Callable, kind: str, window: int, config: TileConfig) -> None:
+    config = replace(config, window=Window(window, PAGE_SIZE))
+    metadata, schedule = batch(grow(kind, 50, PAGE_SIZE, POOL_PAGES).segments, config)
+    want = np.zeros(config.tiles * config.tile_rows, np.int64)
+    want[:50] = np.minimum(metadata.visible_tokens, window)
+    np.testing.assert_array_equal(windowed_tokens_in_steps(schedule, config, window), want)
+
+
+@pytest.mark.parametrize("page_size", [16, pytest.param(128, marks=pytest.mark.slow)])
+def test_tiles_leave_out_what_is_before_their_windows(page_size: int) -> None:
+    """Of a prompt's chunk each tile of 16 rows begins less than a page, or a step, before its first row's window."""
+    window, rows, position = 100, 64, 400
+    shape = metadata_shape(rows, page_size, 1024, 70, "gpu", processors=4, window=window)
+    pages = np.arange(1, 1024 // page_size + 1, dtype=np.int32)
+    packed = packed_metadata([Segment(0, rows, position, pages)], shape)
+    metadata = jax.tree.map(jnp.asarray, unpack_metadata(shape, packed))
+    config = replace(CONFIGS[0], window=Window(window, page_size))
+    row = gpu_schedule.rows_of_products(rows, config)
+    visible_tokens = metadata.visible_tokens.at[row].get(mode="fill", fill_value=0)
+    schedule = Schedule(*map(np.asarray, gpu_schedule.build_schedule(metadata, visible_tokens, config)))
+    for tile, pair in enumerate(pairs_of(schedule)):  # all is one item
+        first_seen = position + 16 * tile + 1 - window
+        assert pair[gpu_schedule.FIRST_TOKEN] + pair[gpu_schedule.HIDDEN] == first_seen
+        assert pair[gpu_schedule.HIDDEN] < max(SIDE, page_size)
+        page = metadata.pages[pair[gpu_schedule.FIRST_ENTRY]]
+        assert page == pages[pair[gpu_schedule.FIRST_TOKEN] // page_size]
+    assert tile == 3
 
 
 @pytest.mark.parametrize("config", CONFIGS)

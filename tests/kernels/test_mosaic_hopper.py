@@ -6,6 +6,7 @@ What only hardware shows is not tested here: speed, and what the interpreter lea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ if jax.__version_info__ < OLDEST_JAX_FOR_GPU:
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxctx_kernels import gpu_schedule, mosaic_hopper
+from jaxctx_kernels import gpu_schedule, gpu_scores, mosaic_hopper
 
 Generator = np.random.Generator
 
@@ -53,13 +54,17 @@ class Case:
         pool_pages: int = 60,
         dtype: str = "bfloat16",
         processors: int = 4,  # so few that units cross tiles and tiles have several units
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> None:
-        self.shape = metadata_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu", processors)
+        self.shape = metadata_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu", processors, window)
+        self.soft_cap = soft_cap
         self.dim, self.group, self.kv_heads, self.pool_pages, self.dtype = dim, group, kv_heads, pool_pages, dtype
         self.run = jax.jit(self.attend)
 
     def attend(self, q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
-        return mosaic_hopper.attend(q, k, v, unpack_metadata(self.shape, packed), shape=self.shape)
+        metadata = unpack_metadata(self.shape, packed)
+        return mosaic_hopper.attend(q, k, v, metadata, shape=self.shape, soft_cap=self.soft_cap)
 
     def check(
         self, rng: Generator, segments: list[Segment], visible: Callable, dense: Callable, scale: float | None = None
@@ -69,14 +74,14 @@ class Case:
         scale = scale or rng.choice([1, 4])
         k, v = numbers(rng, scale, 2, self.kv_heads, self.pool_pages, size, self.dim)
         q = numbers(rng, 1, rows, self.kv_heads * self.group, self.dim)
-        seen = visible(segments, size, self.pool_pages)
+        seen = visible(segments, size, self.pool_pages, self.shape.window)
         k[:, ~seen] = v[:, ~seen] = np.nan
         mine = np.concatenate([np.zeros(0, np.int64), *(np.arange(s.rows) + s.first_row for s in segments)])
         q[np.setdiff1d(np.arange(rows), mine)] = np.nan
         packed = packed_metadata(segments, self.shape)
         pools = filled_pages(k, self.dtype), filled_pages(v, self.dtype)
         got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), *pools, packed), np.float64)
-        want = dense(q, *map(dequantized, pools), segments, size)
+        want = dense(q, *map(dequantized, pools), segments, size, None, self.shape.window, self.soft_cap)
         wrong = np.linalg.norm(got - want, axis=-1)
         assert (wrong <= 0.005 * np.linalg.norm(want, axis=-1)).all(), wrong.max()
 
@@ -179,15 +184,74 @@ def test_full_steps(
         case.check(rng, segments, visible, dense)
 
 
+@pytest.mark.parametrize(
+    ("in_registers", "case", "dtype", "window", "soft_cap"),
+    [
+        (True, (40, 16, 64, 4), "bfloat16", 170, 2.0),
+        # Consumers clear for each other.
+        pytest.param(True, (140, 128, 64, 4), "int8", 170, None, marks=pytest.mark.slow),
+        pytest.param(False, (40, 32, 64, 8), "float8_e4m3fn", 220, 30.0, marks=pytest.mark.slow),
+    ],
+)
+def test_full_steps_of_windows(
+    rng: Generator,
+    grow: Callable,
+    visible: Callable,
+    dense: Callable,
+    in_registers: bool,
+    case: tuple[int, ...],
+    dtype: str,
+    window: int,
+    soft_cap: float | None,
+) -> None:
+    """A prompt's rows, of whose steps those between windows' beginnings and ends need no mask, beside another row."""
+    rows, page_size = case[:2]
+    forest = grow("nothing", rows, page_size, 60)
+    prompt = Segment(0, rows - 3, 463 - rows, forest.pages(-(-460 // page_size)))
+    segments = [prompt, Segment(rows - 2, 1, 70, forest.pages(5))]
+    of_case = Case(*case, dtype=dtype, window=window, soft_cap=soft_cap)
+    with gpu_interpreter(in_registers=in_registers):
+        assert full_steps(of_case, segments) >= 1
+        of_case.check(rng, segments, visible, dense)
+
+
+@pytest.mark.parametrize(
+    ("window", "soft_cap"),
+    [
+        pytest.param(70, None, marks=pytest.mark.slow),
+        pytest.param(9, 30.0, marks=pytest.mark.slow),
+        pytest.param(None, 0.001, marks=pytest.mark.slow),  # scores are nearly all alike
+    ],
+)
+def test_windows_and_caps_in_trees(
+    rng: Generator,
+    grow: Callable,
+    visible: Callable,
+    dense: Callable,
+    window: int | None,
+    soft_cap: float | None,
+) -> None:
+    """A chunk behind a prefix of which another row sees the end, or nothing, and rows of their own."""
+    forest = grow("nothing", 24, 16, 60)
+    prefix = forest.pages(10)
+    for own_pages, rows in ((4, 15), (1, 1), (9, 1)):
+        forest.add(prefix, own_pages, rows)
+    forest.add(forest.pages(0), 12, 2)
+    Case(24, 16, 64, 4, window=window, soft_cap=soft_cap).check(rng, forest.segments, visible, dense)
+
+
 def full_steps(case: Case, segments: list[Segment]) -> int:
     """How many steps of some pair need no mask."""
     config = mosaic_hopper.tile_config(case.shape.rows, case.kv_heads, case.group, case.shape.processors)
+    if case.shape.window is not None:
+        config = replace(config, window=gpu_schedule.Window(case.shape.window, case.shape.page_size))
     row = gpu_schedule.rows_of_products(case.shape.rows, config)
     metadata = unpack_metadata(case.shape, packed_metadata(segments, case.shape))
     visible_tokens = jnp.asarray(metadata.visible_tokens).at[row].get(mode="fill", fill_value=0)
     pairs = gpu_schedule.build_schedule(metadata, visible_tokens, config).pairs
     steps = pairs[:, gpu_schedule.STEP_END] - pairs[:, gpu_schedule.STEP_BEGIN]
-    return int(jnp.minimum(pairs[:, gpu_schedule.FULL_STEPS], steps).max())
+    masked = 0 if case.shape.window is None else pairs[:, gpu_schedule.MASKED_STEPS]
+    return int((jnp.minimum(pairs[:, gpu_schedule.FULL_STEPS], steps) - masked).max())
 
 
 def test_one_program_serves_every_tree(rng: Generator, grow: Callable, kinds: list[str]) -> None:
@@ -232,9 +296,9 @@ def spoil_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step more than should counts as one in which all rows see all tokens."""
     count = gpu_schedule.count_steps
 
-    def spoilt(*of: Any) -> tuple[jax.Array, jax.Array]:
-        steps, full = count(*of)
-        return steps, full + 1
+    def spoilt(*of: Any) -> gpu_schedule.StepCounts:
+        counts = count(*of)
+        return counts._replace(full_steps=counts.full_steps + 1)
 
     monkeypatch.setattr(gpu_schedule, "count_steps", spoilt)
 
@@ -315,3 +379,62 @@ def test_the_check_finds(
         Case(rows, 16, 64, 4, dtype=dtype, processors=1).check(  # as many steps as buffers and more
             rng, segments, visible, dense, scale=1
         )
+
+
+def spoil_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows see a token more than their window has."""
+    monkeypatch.setattr(mosaic_hopper, "Window", lambda tokens, page_size: gpu_schedule.Window(tokens + 1, page_size))
+
+
+def spoil_narrow_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows see a token less than their window has."""
+    monkeypatch.setattr(mosaic_hopper, "Window", lambda tokens, page_size: gpu_schedule.Window(tokens - 1, page_size))
+
+
+def spoil_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values before all windows stay."""
+    clear = mosaic_hopper.clear_rows
+    monkeypatch.setattr(mosaic_hopper, "clear_rows", lambda *of: clear(*of[:-1], None))
+
+
+def spoil_masked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step less than should counts as one in which windows begin."""
+    count = gpu_schedule.count_steps
+
+    def spoilt(*of: Any) -> gpu_schedule.StepCounts:
+        counts = count(*of)
+        assert counts.before is not None
+        return counts._replace(before=counts.before._replace(masked_steps=counts.before.masked_steps - 1))
+
+    monkeypatch.setattr(gpu_schedule, "count_steps", spoilt)
+
+
+def spoil_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores have no cap."""
+    monkeypatch.setattr(mosaic_hopper, "capped", lambda score, unit, soft_cap: (score, unit))
+
+
+def spoil_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cap is half as high."""
+    monkeypatch.setattr(
+        mosaic_hopper, "capped", lambda score, unit, soft_cap: gpu_scores.capped(score, unit, soft_cap / 2)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spoil", [spoil_masked_steps, spoil_window, spoil_narrow_window, spoil_hidden, spoil_cap, spoil_unit]
+)
+def test_the_check_finds_in_windows(
+    rng: Generator,
+    grow: Callable,
+    visible: Callable,
+    dense: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable,
+) -> None:
+    segments = [Segment(0, 16, 201, grow("nothing", 16, 16, 60).pages(14))]
+    spoil(monkeypatch)
+    window = 160 if spoil is spoil_masked_steps else 40
+    with pytest.raises(AssertionError):
+        Case(16, 16, 64, 4, processors=1, window=window, soft_cap=2.0).check(rng, segments, visible, dense, scale=1)

@@ -20,7 +20,7 @@ from .interpreters import OLDEST_JAX_FOR_GPU, gpu_interpreter
 if jax.__version_info__ < OLDEST_JAX_FOR_GPU:
     pytest.skip("the GPU interpreter of JAX 0.12 or newer is needed", allow_module_level=True)
 
-from jaxctx_kernels import mosaic_mma
+from jaxctx_kernels import gpu_schedule, gpu_scores, mosaic_mma
 
 Generator = np.random.Generator
 
@@ -39,29 +39,41 @@ def numbers(rng: Generator, scale: float, *shape: int) -> np.ndarray:
 class Case:
     """A batch with its keys, values and queries, all that no row sees poisoned; `run` is one compiled program."""
 
-    def __init__(self, rows: int, page_size: int, dim: int, group: int, kv_heads: int, dtype: str) -> None:
+    def __init__(
+        self,
+        rows: int,
+        page_size: int,
+        dim: int,
+        group: int,
+        kv_heads: int,
+        dtype: str,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
         self.pool_pages = 60
         # A device so small that units cross tiles and tiles have several units.
         tokens = self.pool_pages * page_size
-        self.shape = metadata_shape(rows, page_size, tokens, self.pool_pages, "mma", processors=2)
+        self.shape = metadata_shape(rows, page_size, tokens, self.pool_pages, "mma", 2, window)
+        self.soft_cap = soft_cap
         self.dim, self.group, self.kv_heads, self.dtype = dim, group, kv_heads, dtype
         self.run = jax.jit(self.attend)
 
     def attend(self, q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
-        return mosaic_mma.attend(q, k, v, unpack_metadata(self.shape, packed), shape=self.shape)
+        metadata = unpack_metadata(self.shape, packed)
+        return mosaic_mma.attend(q, k, v, metadata, shape=self.shape, soft_cap=self.soft_cap)
 
     def check(self, rng: Generator, segments: list[Segment], visible: Callable, dense: Callable) -> None:
         """A token more or less among n changes a row's output by about n**-0.5 of it, bfloat16 weights by 0.002."""
         rows, size = self.shape.rows, self.shape.page_size
         k, v = numbers(rng, rng.choice([1, 4]), 2, self.kv_heads, self.pool_pages, size, self.dim)
         q = numbers(rng, 1, rows, self.kv_heads * self.group, self.dim)
-        seen = visible(segments, size, self.pool_pages)
+        seen = visible(segments, size, self.pool_pages, self.shape.window)
         k[:, ~seen] = v[:, ~seen] = np.nan
         mine = np.concatenate([np.zeros(0, np.int64), *(np.arange(s.rows) + s.first_row for s in segments)])
         q[np.setdiff1d(np.arange(rows), mine)] = np.nan
         pools = filled_pages(k, self.dtype), filled_pages(v, self.dtype)
         got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), *pools, packed_metadata(segments, self.shape)))
-        want = dense(q, *map(dequantized, pools), segments, size)
+        want = dense(q, *map(dequantized, pools), segments, size, None, self.shape.window, self.soft_cap)
         wrong = np.linalg.norm(got - want, axis=-1)
         assert (wrong <= 0.005 * np.linalg.norm(want, axis=-1)).all(), wrong.max()
 
@@ -95,6 +107,34 @@ def test_equals_dense_attention(
     for kind in batches:
         print(kind)
         of_case.check(rng, grow(kind, case[0], case[1], 60).segments, visible, dense)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "window", "soft_cap"),
+    [
+        ((24, 16, 64, 4, 1), "bfloat16", 70, 2.0),
+        pytest.param((24, 16, 80, 3, 1), "int8", 9, None, marks=pytest.mark.slow),
+        pytest.param((24, 128, 64, 1, 2), "float8_e4m3fn", 128, 30.0, marks=pytest.mark.slow),
+        pytest.param((24, 32, 64, 2, 1), "bfloat16", None, 0.001, marks=pytest.mark.slow),  # nearly all alike
+    ],
+)
+def test_windows_and_caps(
+    rng: Generator,
+    grow: Callable,
+    visible: Callable,
+    dense: Callable,
+    case: tuple[int, ...],
+    dtype: str,
+    window: int | None,
+    soft_cap: float | None,
+) -> None:
+    """A chunk behind a prefix of which another row sees the end, or nothing, and rows of their own."""
+    forest = grow("nothing", *case[:2], 60)
+    prefix = forest.pages(10)
+    for own_pages, rows in ((4, 15), (1, 1), (9, 1)):
+        forest.add(prefix, own_pages, rows)
+    forest.add(forest.pages(0), 12, 2)
+    Case(*case, dtype=dtype, window=window, soft_cap=soft_cap).check(rng, forest.segments, visible, dense)
 
 
 @pytest.mark.parametrize(
@@ -202,3 +242,55 @@ def test_the_check_finds(
     spoil(monkeypatch)
     with pytest.raises(AssertionError):
         Case(8, 16, 64, 4, 1, dtype).check(rng, segments, visible, dense)
+
+
+def spoil_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows see a token more than their window has."""
+    monkeypatch.setattr(mosaic_mma, "Window", lambda tokens, page_size: gpu_schedule.Window(tokens + 1, page_size))
+
+
+def spoil_narrow_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows see a token less than their window has."""
+    monkeypatch.setattr(mosaic_mma, "Window", lambda tokens, page_size: gpu_schedule.Window(tokens - 1, page_size))
+
+
+def spoil_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values before all windows stay."""
+    clear = mosaic_mma.clear_rows
+    monkeypatch.setattr(mosaic_mma, "clear_rows", lambda values, known, hidden: clear(values, known, None))
+
+
+def spoil_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores have no cap."""
+    monkeypatch.setattr(mosaic_mma, "capped", lambda score, unit, soft_cap: (score, unit))
+
+
+def spoil_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cap is half as high."""
+    monkeypatch.setattr(
+        mosaic_mma, "capped", lambda score, unit, soft_cap: gpu_scores.capped(score, unit, soft_cap / 2)
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        spoil_window,
+        *(
+            pytest.param(spoil, marks=pytest.mark.slow)
+            for spoil in (spoil_narrow_window, spoil_hidden, spoil_cap, spoil_unit)
+        ),
+    ],
+)
+def test_the_check_finds_in_windows(
+    rng: Generator,
+    grow: Callable,
+    visible: Callable,
+    dense: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable,
+) -> None:
+    segments = [Segment(0, 8, 201, grow("nothing", 8, 16, 60).pages(14))]
+    spoil(monkeypatch)
+    with pytest.raises(AssertionError):
+        Case(8, 16, 64, 4, 1, "bfloat16", window=40, soft_cap=2.0).check(rng, segments, visible, dense)

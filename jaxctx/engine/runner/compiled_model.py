@@ -213,8 +213,6 @@ class CompiledModel:
             self.kv.group // groups,
             rows=self._config.row_buckets()[-1],
             max_context_tokens=self._config.max_context_tokens,
-            windowed=self.kv.has_windows,
-            capped=self.kv.soft_cap is not None,
         )
 
     def _step_shapes(self) -> tuple[StepShape, ...]:

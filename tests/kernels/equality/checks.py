@@ -26,7 +26,6 @@ import pytest
 from jaxctx.engine.runner.check.cases import stored_pages
 from jaxctx.engine.runner.check.comparison import POISON
 from jaxctx_kernels import (
-    KernelChoice,
     KernelName,
     KVPages,
     MetadataShape,
@@ -98,15 +97,11 @@ class Subject:
     def __post_init__(self) -> None:
         jax.clear_caches()  # traces depend on what is patched; and programs are many
         self.drawn = Drawn.make(self.layout, self.seed)
-        self.choice = self.choose()
+        self.choice = select_kernel(self.layout.of.device, self.struct(4), self.layout.group)
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def struct(self, pages: int) -> Any:
         return self.layout.struct(self.drawn.kv_heads, pages)
-
-    def choose(self, *, windowed: bool = False, capped: bool = False) -> KernelChoice:
-        """What a server would take."""
-        return select_kernel(self.layout.of.device, self.struct(4), self.layout.group, windowed=windowed, capped=capped)
 
     def check(self, case: str) -> bool:
         """Raises AssertionError, or whatever a kernel or interpreter raises, if it is wrong.
@@ -177,8 +172,7 @@ def check_attention(subject: Subject, rng: Generator, case: str) -> KernelName:
     """Rows are written, then attended to; every slot is compared, too."""
     layout, drawn = subject.layout, subject.drawn
     tree, pages = grow_tree(rng, case, drawn.rows, layout.page_size), POOL_PAGES[layout.page_size]
-    choice = subject.choose(windowed=tree.window is not None, capped=tree.soft_cap is not None)
-    assert choice.name == subject.choice.name or (choice.name == "reference" and choice.why_no_kernel), choice
+    choice = subject.choice
     shape = metadata_shape(
         drawn.rows, layout.page_size, pages * layout.page_size, pages, choice.name, choice.processors, tree.window
     )

@@ -67,6 +67,12 @@ def windowed(f: Forest) -> None:
     f.add(prefix, 3, 1)
 
 
+def windowed_prompt(f: Forest) -> None:
+    """Most rows are of one prompt, of whose steps some need no mask: they are between windows' beginnings and ends."""
+    f.add(f.pages(0), 28, f.rows - 4)
+    f.add(f.pages(0), 3, 1)
+
+
 def capped(f: Forest) -> None:
     """A few rows of each kind."""
     prefix = f.pages(9)
@@ -77,9 +83,22 @@ def capped(f: Forest) -> None:
 
 TREES: dict[str, Callable[[Forest], None]] = {
     **BATCHES,
-    **{grow.__name__: grow for grow in (lone_row, split_rows, prompt, token_trees, windowed, capped)},
+    **{grow.__name__: grow for grow in (lone_row, split_rows, prompt, token_trees, windowed, windowed_prompt, capped)},
+    "narrow_window": windowed,
+    "window_of_pages": windowed,
+    "window_past_context": windowed,
+    "windowed_and_capped": windowed,
 }
 MASKED = ("token_trees",)
+CAPPED = ("capped", "windowed_and_capped")
+WINDOWS: dict[str, Callable[[Generator, int], int]] = {  # from the tokens of a page
+    "windowed": lambda rng, page_size: int(rng.integers(1, 200)),
+    "windowed_prompt": lambda rng, page_size: int(rng.integers(130, 300)),
+    "narrow_window": lambda rng, page_size: int(rng.integers(1, page_size)),
+    "window_of_pages": lambda rng, page_size: int(rng.integers(1, 4)) * page_size,
+    "window_past_context": lambda rng, page_size: int(rng.integers(600, 3000)),
+    "windowed_and_capped": lambda rng, page_size: int(rng.integers(1, 200)),
+}
 
 
 def grow_tree(rng: Generator, name: str, rows: int, page_size: int) -> Tree:
@@ -89,14 +108,14 @@ def grow_tree(rng: Generator, name: str, rows: int, page_size: int) -> Tree:
     forest.spread()
     segments, pages = forest.segments, POOL_PAGES[page_size]
     mask = token_tree_mask(rng, segments, rows, pages * page_size) if name in MASKED else None
-    window = int(rng.integers(1, 200)) if name == windowed.__name__ else None
+    window = WINDOWS[name](rng, page_size) if name in WINDOWS else None
     return Tree(
         segments=segments,
         visible=visible_slots(segments, page_size, pages, window, mask),
         slots=own_slots(segments, rows, page_size),
         mask=mask,
         window=window,
-        soft_cap=float(rng.uniform(1, 30)) if name == capped.__name__ else None,
+        soft_cap=float(rng.uniform(1, 30)) if name in CAPPED else None,
     )
 
 
