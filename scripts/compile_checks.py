@@ -64,7 +64,7 @@ WITH_MACHINE_CODE = (  # kernels for H200 whose machine code is read
     f"kernel int8 head_dim 128, pages of 64, group 4, {LONG_ROWS} rows",
 )
 
-STEPS = ("step", "short step")  # beginnings of names
+STEPS = ("step", "short step", "published step")  # beginnings of names
 
 # What is compared. Not in all functions everything is counted.
 MOST = {
