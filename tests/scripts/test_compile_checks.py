@@ -1,6 +1,7 @@
 """What the compile checks call a change for the worse, and that the committed baseline covers every check."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from scripts.compile_checks import (
     updates_pages,
 )
 
+DOCUMENT = BASELINE.parents[1] / "docs" / "kernels" / "index.md"
 BEFORE = {"arguments": 1 << 30, "not_in_place": 6000, "temporaries": 100 << 20, "code": 50 << 20}
 COUNTED = dict.fromkeys([each for each in (*COUNTS, *EXACT) if each not in MOST], 1000)
 
@@ -173,6 +175,16 @@ def test_the_baseline_has_copies_of_published_steps_and_hardly_any() -> None:
             copying |= {(target, name)} if copies else set()
     assert {target for target, _ in copying} == {"v5e", "v6e"}  # a GPU has no lanes to fill
     assert all(any(matches(name, [each]) for _, name in copying) for each in MAY_COPY)  # else it need not be there
+
+
+def test_the_table_in_the_documents_is_the_baseline() -> None:
+    section = DOCUMENT.read_text("utf-8").partition("## Published models\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ((?:published |short |)step .+?) \| (\S+) \| (\S+) \| (\S+) \|$", section, re.MULTILINE)
+    baseline = kept()
+    for name, *cells in rows:
+        temporaries = [baseline[target]["functions"][name]["temporaries"] for target in ("v5e", "v6e", "h200")]
+        assert cells == [f"{size / 1e6:.1f}" for size in temporaries], name
+    assert {name for name, *_ in rows} >= {name for name in baseline["h200"]["functions"] if matches(name, WITH_COPIES)}
 
 
 def test_every_family_has_a_compiled_step() -> None:
