@@ -106,9 +106,11 @@ def test_a_wrong_kernel_is_replaced_and_outputs_are_right(model: str, plant: Cal
 
 
 @pytest.mark.slow
-def test_who_wants_a_kernel_or_nothing_gets_nothing(model: str, plant: Callable) -> None:
+def test_who_wants_a_kernel_or_nothing_gets_nothing(model: str, plant: Callable, tmp_path: Path) -> None:
     plant("does not compile")
-    done = run(model, *SIZES, "--attention", "kernel", "--grpc-port", "0", "--no-http", "--compile-cache", "")
+    done = run(
+        model, *SIZES, "--attention", "kernel", "--grpc-port", "0", "--no-http", "--compile-cache", str(tmp_path)
+    )
     assert done.returncode == USAGE
     assert re.search(
         r"^jaxctx-serve: --attention: kernel: tpu: .*: does not compile: NotImpl", done.stderr, re.MULTILINE

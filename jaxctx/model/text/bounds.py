@@ -51,14 +51,15 @@ INNER = {
     "post_processor": "processors",
     "decoder": "decoders",
 }
+# Tokenizers in other forms: of SentencePiece, of Mistral, of tiktoken, and the older one of byte-level BPE.
+OTHER_FORMS = ("tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json")
 JsonObject = Mapping[str, Any]
 
 
 def refuse_explosive(path: Path) -> JsonObject:
     """The content of the file. Raises CheckpointError with the file and the key whose value is too large."""
     if not path.is_file():
-        why = "not a file" if path.exists() else "missing; the tokenizer must be in the `tokenizers` format"
-        raise CheckpointError(f"{path.name}: {why}")
+        raise CheckpointError(f"{path.name}: {'not a file' if path.exists() else _why_missing(path.parent)}")
     if (size := path.stat().st_size) > JSON_BYTES:
         raise CheckpointError(f"{path.name}: {size:,} bytes, more than {JSON_BYTES:,}")
     try:
@@ -73,6 +74,17 @@ def refuse_explosive(path: Path) -> JsonObject:
     for kind in INNER:
         _check_steps(file, kind, raw.get(kind))
     return raw
+
+
+def _why_missing(directory: Path) -> str:
+    """What is wrong with a directory without `tokenizer.json`, and what to do."""
+    other = next((name for name in OTHER_FORMS if (directory / name).is_file()), None)
+    if other is None:
+        return "missing; the tokenizer must be in the `tokenizers` format"
+    return (
+        f"missing, and {other} is not read: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers "
+        f"writes it from {other}"
+    )
 
 
 def refuse_slow(backend: tokenizers.Tokenizer, raw: JsonObject, file: str) -> None:

@@ -20,8 +20,10 @@ import jinja2.parser
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config_reader import CheckpointError
-from jaxctx.model.text.sandbox import TooMuchWork, input_size, rendering, sandbox
+from jaxctx.model.text.sandbox import Sandbox, TooMuchWork, input_size, rendering, sandbox
 from jaxctx.model.text.special import NAMES
+from jaxctx.model.text.template_inputs import template_reads, with_calls_as_text, with_tools
+from jaxctx.model.text.tool_calls import ToolCallFormat
 
 MAX_CHARACTERS = 8_000_000  # of a rendered prompt
 MAX_SOURCE = 1 << 16  # characters of a template; published ones have up to 20,000
@@ -66,25 +68,33 @@ class ChatTemplate:
         self,
         source: str,
         *,
+        tools_source: str | None = None,
+        tool_calls: ToolCallFormat | None = None,
         special_tokens: Mapping[str, str] | None = None,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`special_tokens`: variables such as `bos_token`. Raises CheckpointError if the template does not compile."""
-        if len(source) > MAX_SOURCE:
-            raise CheckpointError(f"chat template: longer than {MAX_SOURCE} characters")
+        """`tools_source`: another template for conversations with tools; None: the same one. `tool_calls`: how calls
+        are written if the template reads tools but writes no calls. `special_tokens`: variables such as `bos_token`.
+
+        Raises CheckpointError if a template does not compile.
+        """
         environment = sandbox(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, GenerationBlock]
         )
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = partial(_strftime, clock)
         environment.globals.update(special_tokens or {})
         self.source = source
-        self.reads_tools = re.search(r"\btools\b", source) is not None
         self.reserved_names = SET_BY_SERVER | set(NAMES) | set(environment.globals)
-        try:
-            self._template = environment.compiled(source)
-        except Exception as error:  # Jinja's of its syntax, Python's of nesting and numbers
-            raise CheckpointError(f"chat template: {str(error)[:300]}") from error
+        self._template = _compiled(environment, source)
+        self._template_with_tools = self._template if tools_source is None else _compiled(environment, tools_source)
+        self._reads = template_reads(environment.parse(source if tools_source is None else tools_source))
+        self._calls_as_text = tool_calls if self._reads.any_tools and not self._reads.tool_calls else None
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether a prompt has the tools that it is given."""
+        return self._reads.any_tools
 
     def render(
         self,
@@ -108,26 +118,30 @@ class ChatTemplate:
     def _render_open(self, messages: Sequence[Message], options: TemplateOptions) -> str:
         """The prompt of a conversation whose last message is to be continued.
 
-        What ends a message is found by a mark behind its text. Spaces at the end of the text stay so.
+        What ends a message is found by a mark behind its text, and a space. If the template writes that space, it also
+        writes those at the end of the text; else it would drop them, and so they are dropped.
         """
-        last = {**messages[-1], "content": str(messages[-1]["content"]) + CUT}
-        before, found, _ = self._render([*messages[:-1], last], False, options).rpartition(CUT)
-        if not found:
+        content = str(messages[-1]["content"])
+        last = {**messages[-1], "content": f"{content}{CUT} "}
+        before, found, behind = self._render([*messages[:-1], last], False, options).rpartition(CUT)
+        if not found or CUT in before or content.strip() not in before:
             raise InvalidArgument.field("messages", "the chat template does not write the last message, to continue it")
-        return before
+        return before if behind.startswith(" ") else before.rstrip()
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool, options: TemplateOptions) -> str:
         pieces, size = [], 0
+        template = self._template if options.tools is None else self._template_with_tools
         try:
             with rendering() as work:
                 work.allow(input_size([*messages, options.tools, options.arguments]) + TURN * len(messages))
                 arguments = {
+                    "documents": None,
                     **options.arguments,
-                    "messages": messages,
+                    "messages": self._readable(messages, options),
                     "tools": options.tools,  # templates ask whether it is None, not whether it is there
                     "add_generation_prompt": add_generation_prompt,
                 }
-                for piece in self._template.generate(arguments):
+                for piece in template.generate(arguments):
                     work.tick()
                     size += len(piece)
                     if size > MAX_CHARACTERS:
@@ -139,6 +153,14 @@ class ChatTemplate:
         except Exception as error:  # whatever a template meets in messages it did not expect; its text may quote them
             raise InvalidArgument.field("messages", "the chat template fails on these messages") from error
         return "".join(pieces)
+
+    def _readable(self, messages: Sequence[Message], options: TemplateOptions) -> list[Message]:
+        """The messages in the form that the template reads."""
+        if self._calls_as_text is not None:
+            messages = with_calls_as_text(messages, self._calls_as_text)
+        if options.tools is not None and not self._reads.tools and self._reads.tools_of_messages:
+            messages = with_tools(messages, options.tools)
+        return [_with_thinking(message) for message in messages]
 
     def render_next(
         self,
@@ -195,6 +217,21 @@ class ChatTemplate:
         return AnswerFrame(opening.strip(), is_header, end) if found and opening.strip() else None
 
 
+def _compiled(environment: Sandbox, source: str) -> jinja2.Template:
+    if len(source) > MAX_SOURCE:
+        raise CheckpointError(f"chat template: longer than {MAX_SOURCE} characters")
+    try:
+        return environment.compiled(source)
+    except Exception as error:  # Jinja's of its syntax, Python's of nesting and numbers
+        raise CheckpointError(f"chat template: {str(error)[:300]}") from error
+
+
+def _with_thinking(message: Message) -> Message:
+    """The message, with its thoughts under the name too by which some templates know them."""
+    thoughts = message.get("reasoning_content")
+    return message if thoughts is None else {"thinking": thoughts, **message}
+
+
 def _made_up_turn(first: Message) -> tuple[list[Message], str]:
     """Messages that may stand before this one, and a text of the last of them by which it is found in a prompt."""
     if first["role"] == "assistant":
@@ -220,11 +257,14 @@ def _raise_exception(message: object) -> NoReturn:
     raise InvalidArgument.field("messages", f"refused by the chat template: {str(message)[:300]}")
 
 
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks what to train on; for serving, only its content counts."""
+class GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks what to train on; for serving, only its content counts. What is set
+    in it is not set behind it, as in `transformers`.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - an instance variable in jinja2's annotations
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [jinja2.nodes.Scope(body, lineno=lineno)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxctx.model.config_reader import CheckpointError, Reader, read_json
 from jaxctx.model.registry import from_hf
 from jaxctx.model.text.chat import ChatTemplate
+from jaxctx.model.text.llama_class import has_llama_class, use_llama_class, with_class_names
 from jaxctx.model.text.sandbox import TooMuchWork
 from jaxctx.model.text.special import NAMES, add_tokens, named_tokens
 from jaxctx.model.text.tokenizer import Tokenizer, read_backend
@@ -21,6 +22,7 @@ FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+TEMPLATE_DIRECTORY = "additional_chat_templates"  # of templates beside the default one
 TEMPLATE_BYTES = 1 << 20  # the longest published chat template takes 20 kB
 
 
@@ -50,7 +52,7 @@ class ModelText:
 
 def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> ModelText:
     """Read `tokenizer.json` and, where they exist, `tokenizer_config.json`, `generation_config.json`, `config.json`,
-    `chat_template.jinja` and the older files of special tokens of a model's directory.
+    `chat_template.jinja`, further named templates and the older files of special tokens of a model's directory.
 
     Raises CheckpointError naming the file and key that is wrong.
     """
@@ -58,6 +60,9 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
     settings, generation, config, older, oldest = (
         Reader(read_json(path / file) if (path / file).exists() else {}, file) for file in FILES
     )
+    if has_llama_class(backend, settings, config):
+        settings = Reader(with_class_names(settings.raw), settings.file)
+        use_llama_class(backend, settings)
     if settings.get("split_special_tokens"):
         settings.refuse("split_special_tokens", "not supported: the text of a special token stands for that token")
     if settings.get("added_tokens_decoder") is not None:
@@ -69,8 +74,15 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
     if shape is not None:
         _check_fits(tokenizer, shape.vocab_size)
     special = {name: token.content for name, token in named.items() if name in NAMES}
-    source = _template(path, settings)
-    template = None if source is None else ChatTemplate(source, special_tokens=special, clock=clock)
+    templates = _templates(path, settings)
+    source = templates.get("default", next(iter(templates.values()), None))
+    tools_source = templates.get("tool_use", source)  # which transformers takes for conversations with tools
+    calls = tool_call_format(tools_source, None if shape is None else shape.architecture)
+    template = None
+    if source is not None:
+        template = ChatTemplate(
+            source, tools_source=tools_source, tool_calls=calls, special_tokens=special, clock=clock
+        )
     bos_ids = _declared_ids("bos", generation, config) or _special_ids(tokenizer, special.get("bos_token"))
     eos_ids = _declared_ids("eos", generation, config) or _special_ids(tokenizer, special.get("eos_token"))
     if shape is not None:  # the defaults of the model family
@@ -82,7 +94,7 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
         bos_id=next(iter(bos_ids), None),
         eos_ids=eos_ids,
         config_json=json.dumps({**settings.raw, "chat_template": source}),
-        tool_call_format=tool_call_format(source, None if shape is None else shape.architecture),
+        tool_call_format=calls,
         reasoning_format=reasoning_format(source, _answer_opening(template)),
     )
 
@@ -115,25 +127,36 @@ def _check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
         raise CheckpointError(f"tokenizer.json: larger than the model's vocabulary: {why}")
 
 
-def _template(path: Path, settings: Reader) -> str | None:
-    """The file goes before the key, as in transformers; the key may hold one template or a list of named ones, of which
-    it is the `default` one, else the first.
+def _templates(path: Path, settings: Reader) -> dict[str, str]:
+    """Templates by their names. Files go before the key, as in transformers; the key may hold one template, which is
+    the `default` one, or a list of named ones.
     """
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        if (size := file.stat().st_size) > TEMPLATE_BYTES:
-            raise CheckpointError(f"{file.name}: {size:,} bytes, more than {TEMPLATE_BYTES:,}")
-        try:
-            return file.read_text("utf-8")
-        except ValueError as error:
-            raise CheckpointError(f"{file.name}: not UTF-8: {error}") from error
+    named: dict[str, str] = {}
+    files = {"default": path / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((path / TEMPLATE_DIRECTORY).glob("*.jinja"))}
+    for name, file in files.items():
+        if file.is_file():
+            named[name] = _template_text(file)
+    if named:
+        return named
     value = settings.get("chat_template")
     if len(str(value)) > TEMPLATE_BYTES:
         settings.refuse("chat_template", f"more than {TEMPLATE_BYTES:,} characters")
     if value is None or isinstance(value, str):
-        return value
+        return {} if value is None else {"default": value}
     try:
         named = {str(entry["name"]): str(entry["template"]) for entry in value}
-        return named["default"] if "default" in named else next(iter(named.values()))
-    except (TypeError, KeyError, AttributeError, StopIteration):
+    except (TypeError, KeyError, AttributeError):
+        named = {}
+    if not named:
         settings.refuse("chat_template", "must be a string or a list of templates, not an empty one")
+    return named
+
+
+def _template_text(file: Path) -> str:
+    if (size := file.stat().st_size) > TEMPLATE_BYTES:
+        raise CheckpointError(f"{file.name}: {size:,} bytes, more than {TEMPLATE_BYTES:,}")
+    try:
+        return file.read_text("utf-8")
+    except ValueError as error:
+        raise CheckpointError(f"{file.name}: not UTF-8: {error}") from error

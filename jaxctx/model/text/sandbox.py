@@ -67,6 +67,7 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "in": lambda one, other: one in other,
     "notin": lambda one, other: one not in other,
 }
+JINJA_ARGUMENTS = {"_loop_vars", "_block_vars"}  # that Jinja adds to calls in loops and blocks, and takes out itself
 BUILT_IN = (str, int, float, list, tuple, dict, set, frozenset)
 
 
@@ -232,7 +233,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if owner is __self:  # one of the methods below, which guarded templates call
             return __obj(*args)
         if isinstance(owner, BUILT_IN) or owner in BUILT_IN:
-            args = _checked_arguments(work, owner, __obj.__name__, args, kwargs)
+            named = {name: value for name, value in kwargs.items() if name not in JINJA_ARGUMENTS}
+            args = _checked_arguments(work, owner, __obj.__name__, args, named)
         elif isinstance(owner, jinja2.runtime.LoopContext):
             work.expanded(*args)
         return work.keep(super().call(__context, __obj, *args, **kwargs))
@@ -348,14 +350,24 @@ def _call(name: str, values: Sequence[jinja2.nodes.Expr], lineno: int) -> jinja2
 def sandbox(**options: Any) -> Sandbox:
     """An environment whose filters and tests are bounded too."""
     environment, plain = Sandbox(**options), Sandbox()
-    # Models were trained with this one; Jinja's own filter escapes for HTML.
-    plain.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    plain.filters["tojson"] = to_json
     for name in plain.filters:
         environment.filters[name] = _bounded_filter(plain, name)
     for name, test in plain.tests.items():
         if name not in ("filter", "test"):  # these two take the environment, and only look something up
             environment.tests[name] = _bounded_test(cast(Callable[..., Any], test))
     return environment
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter `tojson` with which models were trained, that of `transformers`; Jinja's own escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _bounded_filter(plain: Sandbox, name: str) -> Callable[..., Any]:
@@ -457,15 +469,20 @@ def _check_indent_filter(work: Work, call: _FilterCall) -> None:
 
 
 def _check_tojson_filter(work: Work, call: _FilterCall) -> None:
-    if _indent_width(call.kwargs.get("indent", 0) or 0) > MAX_JSON_INDENT:
+    named = {**dict(zip(("ensure_ascii", "indent"), call.args, strict=False)), **call.kwargs}
+    indent = _indent_width(named.get("indent") or 0)
+    if indent > MAX_JSON_INDENT:
         refuse("writes JSON too wide")
-    if call.size * 6 + call.size // ELEMENT * (MAX_JSON_INDENT + call.argument_size) > work.longest:
-        indent = _indent_width(call.kwargs.get("indent", 0) or 0)
-        work.need(json_size(work, call.value, indent, call.argument_size))
+    if call.size * 12 + call.size // ELEMENT * (MAX_JSON_INDENT + call.argument_size) > work.longest:
+        escapes = bool(named.get("ensure_ascii"))
+        work.need(json_size(work, call.value, indent, call.argument_size, escapes=escapes))
 
 
-def json_size(work: Work, value: Any, indent: int, separators: int) -> int:
-    """At most how many characters a value of bounded size has as JSON; the arguments `separators` have so many."""
+def json_size(work: Work, value: Any, indent: int, separators: int, *, escapes: bool = False) -> int:
+    """At most how many characters a value of bounded size has as JSON; the arguments `separators` have so many.
+
+    With `escapes` a letter that is not ASCII takes up to twelve.
+    """
     found, left = 0, [(value, 1)]
     while left:
         value, depth = left.pop()
@@ -473,6 +490,8 @@ def json_size(work: Work, value: Any, indent: int, separators: int) -> int:
         found += JSON_ELEMENT + separators + (1 + indent * depth if indent else 0)
         if isinstance(value, str):
             found += len(value) + sum(value.count(each) for each in '"\\')
+            if escapes and not value.isascii():
+                found += 11 * len(value)
             if not value.isprintable():
                 found += 5 * sum(map(value.count, CONTROL_CHARACTERS))
         elif isinstance(value, dict):

@@ -60,6 +60,10 @@ class CallSink:
         self._close(is_complete=True)
         self._raw, self._ended = [], True
 
+    def end_list(self) -> None:
+        """A list of calls is complete: what ends it is no text, whatever follows."""
+        self._raw = []
+
     # --- Called by the parser
 
     def text(self, text: str) -> None:

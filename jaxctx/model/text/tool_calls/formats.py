@@ -2,23 +2,37 @@
 
 | format | families | example |
 |---|---|---|
-| hermes | Qwen2, Qwen2.5, Qwen3 | <tool_call>{"name": "f", "arguments": {}}</tool_call> |
+| hermes | Qwen2, Qwen2.5, Qwen3, Granite 4, SmolLM 3 | <tool_call>{"name": "f", "arguments": {}}</tool_call> |
 | llama3_json | Llama 3.x | {"name": "f", "parameters": {}} |
 | mistral | Mistral up to tokenizer v7 | [TOOL_CALLS][{"name": "f", "arguments": {}}] |
 | mistral_named | Mistral from tokenizer v11 | [TOOL_CALLS]f[ARGS]{} |
+| granite | Granite 3 | <|tool_call|>[{"name": "f", "arguments": {}}] |
+| phi4 | Phi-4 mini | <|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|> |
+| functools | Phi-4 mini with a template that says so | functools[{"name": "f", "arguments": {}}] |
+| olmo3 | OLMo 3 | <function_calls>f(a=1)</function_calls> |
 """
 
 import hashlib
 import secrets
 import string
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls.call_sink import CallSink
-from jaxctx.model.text.tool_calls.grammar import CallSyntax, Tool, tool_call_grammar
+from jaxctx.model.text.tool_calls.grammar import CallSyntax, Tool, calls_text, tool_call_grammar
 from jaxctx.model.text.tool_calls.parser import ToolCallParser
-from jaxctx.model.text.tool_calls.readers import HermesReader, LlamaReader, MistralReader, Reader
+from jaxctx.model.text.tool_calls.readers import (
+    ClosedReader,
+    ListReader,
+    LlamaReader,
+    MistralReader,
+    ObjectReader,
+    ObjectsReader,
+    PythonReader,
+    Reader,
+)
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 
 ALPHANUMERIC = string.ascii_letters + string.digits
@@ -34,6 +48,7 @@ class ToolCallFormat:
     syntax: CallSyntax  # for grammars
     is_bare: bool = False  # an object at the start of an output is a call without the mark
     call_id_length: int | None = None  # of ids: so many letters and digits, or the template refuses them
+    result_role: str = "tool"  # of results, where the template leaves the role to who sends it
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -75,6 +90,10 @@ class ToolCallFormat:
         """
         return tool_call_grammar(self.syntax, tools, choice, parallel, special_ids or {}, reasoning, text_schema)
 
+    def text(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """Calls, names and arguments, as the model writes them."""
+        return calls_text(self.syntax, calls)
+
     def new_call_id(self) -> str:
         """An id for a new call, in the form that the family's template takes."""
         if self.call_id_length is None:
@@ -95,7 +114,7 @@ class ToolCallFormat:
 HERMES = ToolCallFormat(
     name="hermes",
     opening="<tool_call>",
-    make_reader=HermesReader,
+    make_reader=lambda sink: ClosedReader(sink, ObjectReader(sink), "</tool_call>"),
     syntax=CallSyntax(
         markers=("<tool_call>", "</tool_call>"),
         trigger="<tool_call>",
@@ -148,7 +167,61 @@ MISTRAL_NAMED = ToolCallFormat(
         name_is_json=False,
     ),
 )
-TOOL_CALL_FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMED)}
+LIST_OF_CALLS = CallSyntax(
+    markers=(),
+    opening_list="[",
+    before_name='{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments="}",
+    between=", ",
+    closing="]",
+)
+GRANITE = ToolCallFormat(
+    name="granite",
+    opening="<|tool_call|>",
+    make_reader=ObjectsReader,
+    result_role="tool_response",
+    syntax=replace(LIST_OF_CALLS, markers=("<|tool_call|>",), trigger="<|tool_call|>", opening="<|tool_call|>"),
+)
+PHI4 = ToolCallFormat(
+    name="phi4",
+    opening="<|tool_call|>",
+    make_reader=lambda sink: ClosedReader(sink, ObjectsReader(sink), "<|/tool_call|>"),
+    result_role="tool_response",
+    syntax=replace(
+        LIST_OF_CALLS,
+        markers=("<|tool_call|>", "<|/tool_call|>"),
+        trigger="<|tool_call|>",
+        opening="<|tool_call|>",
+        closing="]<|/tool_call|>",
+    ),
+)
+FUNCTOOLS = ToolCallFormat(
+    name="functools",
+    opening="functools",
+    make_reader=ListReader,
+    syntax=replace(LIST_OF_CALLS, trigger="functools", opening="functools"),
+)
+OLMO3 = ToolCallFormat(
+    name="olmo3",
+    opening="<function_calls>",
+    make_reader=PythonReader,
+    syntax=CallSyntax(
+        markers=("<function_calls>", "</function_calls>"),
+        trigger="<function_calls>",
+        opening="<function_calls>",
+        before_name="",
+        before_arguments="(",
+        after_arguments=")",
+        between="\n",
+        closing="</function_calls>",
+        name_is_json=False,
+        arguments_are_keywords=True,
+    ),
+)
+TOOL_CALL_FORMATS = {
+    each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMED, GRANITE, PHI4, FUNCTOOLS, OLMO3)
+}
 FAMILY_FORMATS: Mapping[str, ToolCallFormat] = {
     "LlamaForCausalLM": LLAMA3_JSON,
     "MistralForCausalLM": MISTRAL,
@@ -159,10 +232,18 @@ FAMILY_FORMATS: Mapping[str, ToolCallFormat] = {
     "Qwen3MoeForCausalLM": HERMES,
     "SmolLM3ForCausalLM": HERMES,
 }
-"""Of families whose template need not tell. Others were trained on no calls (Gemma, OLMo 2), or on calls in another
-format: Granite and Phi on `<|tool_call|>[…]`, OLMo 3 on Python in `<function_calls>`."""
-# Templates with one of these write calls as none of the formats here: calls as XML or as Python.
-OTHER_FORMATS = ("<function=", "<|tool_call|>", "functools[", "<function_calls>", "<｜tool▁calls▁begin｜>")
+"""Of families whose template need not tell. Others were trained on no calls (Gemma, OLMo 2), or only some of their
+models were, whose templates tell: Granite, Phi, OLMo 3."""
+MARKED_FORMATS = {
+    "functools[": FUNCTOOLS,
+    "<function_calls>": OLMO3,
+    "<|/tool_call|>": PHI4,
+    "<|tool|>": PHI4,
+    "<|tool_call|>": GRANITE,
+}
+"""By what a template has in its text; the first that is there counts."""
+# Templates with one of these write calls as none of the formats here: calls as XML, or with marks of their own.
+OTHER_FORMATS = ("<function=", "<｜tool▁calls▁begin｜>")
 
 
 def tool_call_format(chat_template_source: str | None, family: str | None) -> ToolCallFormat | None:
@@ -175,8 +256,13 @@ def tool_call_format(chat_template_source: str | None, family: str | None) -> To
         return None
     if "[TOOL_CALLS]" in source:
         return MISTRAL_NAMED if "[ARGS]" in source else MISTRAL
+    for mark, found in MARKED_FORMATS.items():
+        if mark in source:
+            return found
     if "<tool_call>" in source:
         return HERMES
+    if "<|start_of_role|>" in source:
+        return GRANITE
     if "<|python_tag|>" in source or "<|start_header_id|>" in source:
         return LLAMA3_JSON
     return FAMILY_FORMATS.get(family or "")

@@ -15,11 +15,18 @@ from typing import Any
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import STYLE, Schema, closed_objects
+from jaxctx.model.text.tool_calls.keyword_arguments import KEY
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 
 MAX_CALLS = 128  # of one output: as many as a message holds
 ANY_TEXT = r"/(.|\n)*/"
 NO_OBJECT = r"/([^{](.|\n)*)?/"  # a text that does not begin with an object
+ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]*=/"  # of an argument by its name
+# Of a schema, what says which properties an object has, and what says nothing.
+PLAIN_OBJECT_KEYS = {
+    *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
+    *("title", "description", "examples", "default", "deprecated", "$schema", "$id", "$comment", "x-guidance"),
+}
 JSON_PART = re.compile(r'"(?:[^"\\]|\\.)*"|: |, |[{}]')  # a text in an object, and what stands around it
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": ..., "strict": ...}}
 
@@ -41,6 +48,25 @@ class CallSyntax:
     between: str = ""  # two calls
     closing: str = ""  # behind all calls
     name_is_json: bool = True  # the name stands inside a JSON string
+    arguments_are_keywords: bool = False  # a=1, b="x", each value as JSON; else one object
+
+
+def calls_text(syntax: CallSyntax, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Calls, names and arguments, as they are written."""
+    written: list[str] = []
+    for name, arguments in calls:
+        inside = json.dumps(arguments, ensure_ascii=False)
+        if syntax.arguments_are_keywords:
+            inside = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+        written.append(
+            syntax.before_name + written_name(syntax, name) + syntax.before_arguments + inside + syntax.after_arguments
+        )
+    return syntax.opening + syntax.opening_list + syntax.between.join(written) + syntax.closing
+
+
+def written_name(syntax: CallSyntax, name: str) -> str:
+    """The name of a tool as it is written."""
+    return json.dumps(name, ensure_ascii=False)[1:-1] if syntax.name_is_json else name
 
 
 def tool_call_grammar(
@@ -89,7 +115,8 @@ class GrammarWriter:
         """
         syntax, trigger = self._syntax, self._syntax.trigger
         places = range(len(tools))
-        rules = [f"arguments_{place}: {arguments_symbol(tools[place], is_free=is_free)}" for place in places]
+        write_arguments = keyword_rules if syntax.arguments_are_keywords else object_rules
+        rules = [rule for place in places for rule in write_arguments(f"arguments_{place}", tools[place], is_free)]
         write_call = self._call_as_json if text is not None and not trigger else self._call
         rules += [f"call_{place}: {write_call(syntax.before_name, place, tools[place])}" for place in places]
         rules += ["call: " + alternatives("call", places)]
@@ -141,8 +168,7 @@ class GrammarWriter:
 
     def _name(self, tool: Tool) -> str:
         """The name of a tool as it is written."""
-        name = str(tool["function"]["name"])
-        return json.dumps(name, ensure_ascii=False)[1:-1] if self._syntax.name_is_json else name
+        return written_name(self._syntax, str(tool["function"]["name"]))
 
     def _opening(self, opening: str) -> list[str]:
         """What stands before all calls."""
@@ -182,14 +208,52 @@ def split_markers(text: str, markers: Sequence[str]) -> list[str]:
     return [part for part in parts if part]
 
 
-def arguments_symbol(tool: Tool, *, is_free: bool) -> str:
-    """The arguments of a tool: an object of its schema. Of a call that is free, only a strict tool has its schema."""
+def arguments_schema(tool: Tool, is_free: bool) -> Schema:
+    """What the arguments of a tool are: an object of its schema. Of a call that is free, only a strict tool has one."""
     function = tool["function"]
     is_bound = not is_free or function.get("strict") is True
-    schema = (
-        closed_objects({**(function.get("parameters") or {}), "type": "object"}) if is_bound else {"type": "object"}
-    )
-    return json_symbol({**schema, "x-guidance": STYLE})
+    return closed_objects({**(function.get("parameters") or {}), "type": "object"}) if is_bound else {"type": "object"}
+
+
+def object_rules(name: str, tool: Tool, is_free: bool) -> list[str]:
+    """The rule of this name, for the arguments of a tool as an object."""
+    return [f"{name}: {json_symbol({**arguments_schema(tool, is_free), 'x-guidance': STYLE})}"]
+
+
+def keyword_rules(name: str, tool: Tool, is_free: bool) -> list[str]:
+    """Rules, of which the first has this name, for the arguments of a tool as keywords: in the order of the schema.
+
+    Raises InvalidArgument naming `tools` for a schema that says more of its object than which properties it has.
+    """
+    schema = arguments_schema(tool, is_free)
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or []
+    others = schema.keys() - PLAIN_OBJECT_KEYS
+    if others:
+        raise InvalidArgument.field("tools", f"this model's calls cannot be held to {min(others)!r} of arguments")
+    if not isinstance(properties, dict) or not all(map(KEY.fullmatch, properties)):
+        raise InvalidArgument.field("tools", "this model's calls cannot have such names of arguments")
+    if not isinstance(required, list) or not all(key in properties for key in required):
+        raise InvalidArgument.field("tools", "arguments that are required must be among the properties")
+    if not properties:
+        if schema.get("additionalProperties") is False:
+            return [f'{name}: ""']
+        return [f'{name}: ({name}_any (", " {name}_any)*)?', f"{name}_any: {ANY_KEY} {json_symbol({})}"]
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    keys = list(properties)
+    rules = [f"{name}: {name}_first_0"]
+    for place, key in enumerate(keys):
+        rules.append(f"{name}_{place}: {quoted(key + '=')} {json_symbol({**shared, **as_schema(properties[key])})}")
+        for state, before in (("first", ""), ("next", '", "')):
+            written = sequence(before, f"{name}_{place}", f"{name}_next_{place + 1}")
+            left_out = "" if key in required else f" | {name}_{state}_{place + 1}"
+            rules.append(f"{name}_{state}_{place}: {written}{left_out}")
+    return [*rules, *(f'{name}_{state}_{len(keys)}: ""' for state in ("first", "next"))]
+
+
+def as_schema(value: Any) -> Schema:
+    """A schema of a property, which may also be true for anything."""
+    return value if isinstance(value, dict) else {}
 
 
 def json_symbol(schema: Schema) -> str:

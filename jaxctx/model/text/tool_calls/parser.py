@@ -100,11 +100,19 @@ class ReasoningParser:
     """Finds the thoughts at the start of one output: between two marks, of which the first may be in the prompt.
 
     Space around the thoughts and before the answer is dropped.
+
+    before ─▶ thoughts ─▶ before_text ─▶ text ◀──────────┐
+                              │                          │
+                              ▼                          │
+                        before_marked ─▶ marked ─▶ behind_marked      where the answer stands between marks
     """
 
-    def __init__(self, opening: str, closing: str, *, is_open: bool) -> None:
-        """`is_open`: the prompt ends with the opening mark."""
+    def __init__(
+        self, opening: str, closing: str, *, is_open: bool, answer_marks: tuple[str, str] | None = None
+    ) -> None:
+        """`is_open`: the prompt ends with the opening mark. `answer_marks`: around the answer behind thoughts."""
         self._opening, self._closing = opening, closing
+        self._answer_marks = answer_marks
         self._state = "before_thoughts" if is_open else "before"
         self._is_open = is_open
         self._held = ""
@@ -119,9 +127,13 @@ class ReasoningParser:
                     text = self._before(text, events)
                 case "thoughts":
                     text = self._thoughts(text, events)
-                case "before_text":
+                case "before_text" | "before_marked":
+                    text = self._before_text(text)
+                case "marked":
+                    text = self._marked(text, events)
+                case "behind_marked":
                     text = text.lstrip()
-                    self._state = "text" if text else "before_text"
+                    self._state = "text" if text else "behind_marked"
                 case _:
                     events.append(TextDelta(text))
                     text = ""
@@ -130,7 +142,7 @@ class ReasoningParser:
     def finish(self) -> list[ReasoningDelta | TextDelta]:
         """The output ends: what was held back was no mark."""
         held, self._held = self._held, ""
-        if self._state == "before":
+        if self._state in ("before", "before_text", "marked"):
             return [TextDelta(held)] if held else []
         if self._state in ("before_thoughts", "thoughts"):
             return [ReasoningDelta(held.rstrip())] if held.strip() else []
@@ -171,6 +183,39 @@ class ReasoningParser:
             self._drops_space = False
             events.append(ReasoningDelta(thoughts))
         return rest
+
+    def _before_text(self, text: str) -> str:
+        """Space and the opening mark before the answer. Returns what is still to be read."""
+        text, self._held = (self._held + text).lstrip(), ""
+        mark = self._answer_marks[0] if self._answer_marks is not None else ""
+        if self._state == "before_marked" or not mark:
+            if text:
+                self._state = "marked" if mark else "text"
+            return text
+        if text.startswith(mark):
+            self._state = "before_marked"
+            return text[len(mark) :]
+        if mark.startswith(text):
+            self._held = text
+            return ""
+        self._state = "text"
+        return text
+
+    def _marked(self, text: str, events: list[ReasoningDelta | TextDelta]) -> str:
+        """The answer up to its closing mark, without the space before that. Returns what is still to be read."""
+        assert self._answer_marks is not None
+        mark = self._answer_marks[1]
+        text, self._held = self._held + text, ""
+        found = text.find(mark)
+        certain = found if found >= 0 else len(text) - partial_length(text, mark)
+        answer = text[:certain].rstrip()
+        if answer:
+            events.append(TextDelta(answer))
+        if found < 0:
+            self._held = text[len(answer) :]
+            return ""
+        self._state = "behind_marked"
+        return text[found + len(mark) :]
 
 
 class OutputParser:

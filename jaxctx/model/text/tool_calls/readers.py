@@ -9,12 +9,16 @@ from typing import Protocol
 
 from jaxctx.model.text.tool_calls.call_sink import CallSink
 from jaxctx.model.text.tool_calls.json_scanner import BLANK, JsonScanner, Malformed
+from jaxctx.model.text.tool_calls.keyword_arguments import keyword_arguments
 
 NAME_KEY = "name"
 ARGUMENT_KEYS = ("arguments", "parameters")
 OTHER_KEYS = ("type", "id")  # which some models write too
 MAX_NAME = 256  # characters, also of a key
 NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-:/")
+
+QUOTES = "'\""
+CLOSED_BY = {"'": "'", '"': '"', "(": ")", "[": "]", "{": "}"}
 
 
 class Reader(Protocol):
@@ -135,29 +139,29 @@ class ObjectReader:
         self._sink.name(value)
 
 
-class HermesReader:
-    """Behind <tool_call>: an object, and </tool_call>, which may be missing."""
+class ClosedReader:
+    """Calls, and the mark that closes them, which may be missing."""
 
-    CLOSE = "</tool_call>"
-
-    def __init__(self, sink: CallSink) -> None:
+    def __init__(self, sink: CallSink, calls: Reader, closing: str) -> None:
         self.done = False
         self._sink = sink
-        self._object = ObjectReader(sink)
-        self._matched = 0  # characters of CLOSE
+        self._calls = calls
+        self._closing = closing
+        self._matched = 0  # characters of it
 
     def feed(self, text: str, at: int) -> int:
-        at = self._object.feed(text, at)
-        while at < len(text) and not self.done:
+        if not self._calls.done:
+            at = self._calls.feed(text, at)
+        while at < len(text) and self._calls.done and not self.done:
             if self._matched == 0 and (end := skip_blank(text, at)) > at:
                 self._sink.structure(text[at:end])
                 at = end
                 continue
-            if text[at] != self.CLOSE[self._matched]:
+            if text[at] != self._closing[self._matched]:
                 raise Malformed(at)
             self._sink.structure(text[at])
             self._matched += 1
-            self.done = self._matched == len(self.CLOSE)
+            self.done = self._matched == len(self._closing)
             at += 1
         return at
 
@@ -191,6 +195,28 @@ class LlamaReader:
         return at
 
 
+class ObjectsReader:
+    """A list of objects, or one object."""
+
+    def __init__(self, sink: CallSink) -> None:
+        self.done = False
+        self._sink = sink
+        self._reader: Reader | None = None
+
+    def feed(self, text: str, at: int) -> int:
+        if self._reader is None:
+            start, at = at, skip_blank(text, at)
+            self._sink.structure(text[start:at])
+            if at == len(text):
+                return at
+            if text[at] not in "[{":
+                raise Malformed(at)
+            self._reader = ListReader(self._sink) if text[at] == "[" else ObjectReader(self._sink)
+        at = self._reader.feed(text, at)
+        self.done = self._reader.done
+        return at
+
+
 class MistralReader:
     """Behind [TOOL_CALLS]: a list of objects, one object, or a name, [ARGS] and the arguments.
 
@@ -210,19 +236,11 @@ class MistralReader:
             self._sink.structure(text[start:at])
             if at == len(text):
                 return at
-            self._reader = self._reader_for(text[at], at)
+            is_name = text[at] in NAME_LETTERS
+            self._reader = NamedReader(self._sink) if is_name else ObjectsReader(self._sink)
         at = self._reader.feed(text, at)
         self.done = self._reader.done
         return at
-
-    def _reader_for(self, letter: str, at: int) -> Reader:
-        if letter == "[":
-            return ListReader(self._sink)
-        if letter == "{":
-            return ObjectReader(self._sink)
-        if letter in NAME_LETTERS:
-            return NamedReader(self._sink)
-        raise Malformed(at)
 
 
 class ListReader:
@@ -250,6 +268,8 @@ class ListReader:
                 raise Malformed(at)
             self._sink.structure(text[at])
             self.done = text[at] == "]"
+            if self.done:
+                self._sink.end_list()
             self._state, self._object = "object", ObjectReader(self._sink)
             at += 1
         return at
@@ -313,6 +333,112 @@ class NamedReader:
             self._sink.end_call()
             self.done = True
         return at
+
+
+class PythonReader:
+    """Behind <function_calls>: calls as Python writes them, on a line each, up to </function_calls>.
+
+    A call becomes events once all of it is there.
+    """
+
+    CLOSING = "</function_calls>"
+
+    def __init__(self, sink: CallSink) -> None:
+        self.done = False
+        self._sink = sink
+        self._state = "name_or_end"
+        self._name = ""
+        self._arguments: list[str] = []
+        self._open: list[str] = []  # brackets and quotes that are not closed, that of the call left out
+        self._is_escaped = False
+        self._matched = 0  # characters of CLOSING
+        self._had_call = False
+
+    def feed(self, text: str, at: int) -> int:
+        while at < len(text) and not self.done:
+            letter = text[at]
+            match self._state:
+                case "arguments":
+                    at = self._read_arguments(text, at)
+                    continue
+                case "closing":
+                    self._match_closing(letter, at)
+                case "name":
+                    self._read_name(letter, at)
+                case _:
+                    self._read_between(letter, at)
+            self._sink.structure(letter)
+            at += 1
+        return at
+
+    def _match_closing(self, letter: str, at: int) -> None:
+        if letter != self.CLOSING[self._matched]:
+            raise Malformed(at)
+        self._matched += 1
+        self.done = self._matched == len(self.CLOSING)
+
+    def _read_between(self, letter: str, at: int) -> None:
+        """A character before, between or behind calls."""
+        if letter == "<" and self._had_call:
+            self._state, self._matched = "closing", 1
+        elif letter in NAME_LETTERS and self._state == "name_or_end":
+            self._state, self._name = "name", letter
+        elif letter == "," and self._state == "after":
+            self._state = "name_or_end"
+        elif letter not in " \t\r\n":
+            raise Malformed(at)
+        elif letter == "\n":
+            self._state = "name_or_end"
+
+    def _read_name(self, letter: str, at: int) -> None:
+        if letter == "(":
+            if not self._sink.accepts(self._name):
+                raise Malformed(at)
+            self._sink.open_call()
+            self._state, self._arguments, self._open = "arguments", [], []
+        elif letter in NAME_LETTERS and len(self._name) < MAX_NAME:
+            self._name += letter
+        else:
+            raise Malformed(at)
+
+    def _read_arguments(self, text: str, start: int) -> int:
+        """Up to the parenthesis that ends the call."""
+        for at in range(start, len(text)):
+            letter, innermost = text[at], self._open[-1] if self._open else ")"
+            if self._is_escaped:
+                self._is_escaped = False
+            elif innermost in QUOTES and letter == "\\":
+                self._is_escaped = True
+            elif letter == innermost:
+                if not self._open:
+                    return self._end(text, start, at)
+                self._open.pop()
+            elif innermost in QUOTES:
+                continue
+            elif letter in CLOSED_BY:
+                self._open.append(CLOSED_BY[letter])
+            elif letter in ")]}":
+                self._take(text[start:at])
+                raise Malformed(at)
+        self._take(text[start:])
+        return len(text)
+
+    def _take(self, text: str) -> None:
+        self._arguments.append(text)
+        self._sink.structure(text)
+
+    def _end(self, text: str, start: int, at: int) -> int:
+        self._take(text[start:at])
+        try:
+            arguments = keyword_arguments("".join(self._arguments))
+        except Malformed:
+            raise Malformed(at) from None
+        self._sink.structure(")")
+        self._sink.name(self._name)
+        self._sink.arguments(arguments)
+        self._sink.end_call()
+        self._state, self._had_call = "after", True
+        return at + 1
 
 
 def skip_blank(text: str, at: int) -> int:

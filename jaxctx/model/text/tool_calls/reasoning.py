@@ -12,23 +12,26 @@ class ReasoningFormat:
     name: str
     opening: str
     closing: str
-    is_open: bool  # the opening mark is written by the chat template, not by the model
+    is_open: bool = False  # the opening mark is written by the chat template, not by the model
+    answer_marks: tuple[str, str] | None = None  # around the answer behind thoughts, which are no part of it
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that may be special tokens."""
-        return self.opening, self.closing
+        return self.opening, self.closing, *(self.answer_marks or ())
 
     def parser(self) -> ReasoningParser:
         """A parser for one output."""
-        return ReasoningParser(self.opening, self.closing, is_open=self.is_open)
+        return ReasoningParser(self.opening, self.closing, is_open=self.is_open, answer_marks=self.answer_marks)
 
 
 REASONING_FORMATS = {
     each.name: each
     for each in (
-        ReasoningFormat("think", "<think>", "</think>", is_open=False),
+        ReasoningFormat("think", "<think>", "</think>"),
         ReasoningFormat("think_opened", "<think>", "</think>", is_open=True),
+        ReasoningFormat("think_response", "<think>", "</think>", answer_marks=("<response>", "</response>")),
+        ReasoningFormat("thought_process", "Here is my thought process:", "Here is my response:"),
     )
 }
 
@@ -40,6 +43,9 @@ def reasoning_format(chat_template_source: str | None, answer_opening: str | Non
     """
     if answer_opening is not None and answer_opening.rstrip().endswith("<think>"):
         return REASONING_FORMATS["think_opened"]
-    if chat_template_source is not None and "</think>" in chat_template_source:
-        return REASONING_FORMATS["think"]
+    source = chat_template_source or ""
+    if "Here is my thought process:" in source:  # Granite 3.2
+        return REASONING_FORMATS["thought_process"]
+    if "</think>" in source:
+        return REASONING_FORMATS["think_response" if "<response>" in source else "think"]  # Granite 3.3, and others
     return None

@@ -10,6 +10,7 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text import ChatTemplate
 from jaxctx.model.text.chat import TemplateOptions
+from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS
 from tests.echo import CHATML
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -193,6 +194,100 @@ def test_a_template_that_does_not_write_the_message_cannot_continue_it() -> None
     messages = [*HELLO, {"role": "assistant", "content": "x"}]
     with pytest.raises(InvalidArgument, match="does not write the last message"):
         ChatTemplate("{{ messages[0].content }}").render(messages, options=TemplateOptions(continue_final_message=True))
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages }}{{ messages[-1].content }}", "{{ messages[-1].content.split('|')[-1] }}"]
+)
+def test_a_template_that_writes_the_message_otherwise_cannot_continue_it(source: str) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "a|b"}]
+    with pytest.raises(InvalidArgument, match="does not write the last message"):
+        ChatTemplate(source).render(messages, options=TemplateOptions(continue_final_message=True))
+
+
+def test_spaces_at_the_end_of_a_message_that_is_continued_stay_if_the_template_writes_them() -> None:
+    messages = [{"role": "user", "content": "So  "}]
+    options = TemplateOptions(continue_final_message=True)
+    assert ChatTemplate("[{{ messages[0].content }}]").render(messages, options=options) == "[So  "
+    assert ChatTemplate("[{{ messages[0].content | trim }}]").render(messages, options=options) == "[So"
+
+
+def test_another_template_for_conversations_with_tools() -> None:
+    template = ChatTemplate("plain", tools_source="{{ tools | length }} tools")
+    assert template.reads_tools
+    assert template.render(HELLO) == "plain"
+    assert template.render(HELLO, options=TemplateOptions(tools=[TOOL])) == "1 tools"
+    assert not ChatTemplate("{{ tools }}", tools_source="none").reads_tools
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("{{ tools }}", True),
+        ("{% if available %}{% set tools = available %}{% endif %}{% if tools %}x{% endif %}", True),
+        ("{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}", True),
+        ("{{ messages[0]['tools'] }}", True),
+        ("{{ messages[0].get('tools') }}", True),
+        ("{{ messages[0].tools }}", True),
+        ("{{ messages[0].role == 'tools' }}{{ messages[0]['tool'] }}", False),
+        ("<tools>{# tools #}{{ xml_tools }}", False),
+        ("{% set tools = [] %}{{ tools }}", False),
+    ],
+)
+def test_whether_a_template_writes_tools(source: str, reads: bool) -> None:
+    assert ChatTemplate(source).reads_tools is reads
+
+
+# As Phi-4 mini's: tools are read from the system message, calls from nowhere.
+PHI4 = (
+    "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}"
+    "{% if message.role == 'system' and 'tools' in message and message['tools'] is not none %}"
+    "{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+GRANITE3 = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}"
+    "{{ '<|start_of_role|>' + message.role + '<|end_of_role|>' + message.content + '<|end_of_text|>\n' }}{% endfor %}"
+)
+FUNCTION = json.dumps(TOOL["function"])
+
+
+def test_tools_and_calls_where_the_template_does_not_know_them() -> None:
+    template = ChatTemplate(PHI4, tool_calls=TOOL_CALL_FORMATS["phi4"])
+    options = TemplateOptions(tools=[TOOL])
+    head = f"<|tool|>[{FUNCTION}]<|/tool|><|end|><|user|>Hello<|end|>"
+    assert template.render(HELLO, options=options) == f"<|system|>{head}<|assistant|>"
+    system = {"role": "system", "content": "Be brief."}
+    call = '<|tool_call|>[{"name": "f", "arguments": {"city": "Köln", "n": [1]}}]<|/tool_call|>'
+    assert template.render([system, *HELLO, {**CALLING, "content": "So: "}, RESULT], options=options) == (
+        f"<|system|>Be brief.{head}<|assistant|>So: {call}<|end|><|tool_response|>7<|end|><|assistant|>"
+    )
+    assert template.render_next([RESULT], options=options) == "<|tool_response|>7<|end|><|assistant|>"
+    assert template.render(HELLO) == "<|user|>Hello<|end|><|assistant|>"
+
+
+def test_calls_in_the_text_of_a_template_that_knows_tools() -> None:
+    messages, options = [*HELLO, CALLING, RESULT], TemplateOptions(tools=[TOOL])
+    template = ChatTemplate(GRANITE3, tool_calls=TOOL_CALL_FORMATS["granite"])
+    assert template.render(messages, options=options).endswith(
+        '<|start_of_role|>assistant<|end_of_role|><|tool_call|>[{"name": "f", "arguments": {"city": "Köln", "n": [1]}}]'
+        "<|end_of_text|>\n<|start_of_role|>tool_response<|end_of_role|>7<|end_of_text|>\n"
+    )
+    other = ChatTemplate(HERMES, tool_calls=TOOL_CALL_FORMATS["granite"])  # that one writes calls by itself
+    assert other.render(messages, options=options) == ChatTemplate(HERMES).render(messages, options=options)
+
+
+def test_methods_called_in_a_loop_in_which_a_namespace_was_made() -> None:
+    """Jinja hands them the loop's variables too, which are none of their arguments."""
+    source = "{% for m in messages %}{% set ns = namespace(a=1) %}{{ m.get('x', 2) }}{{ 'a'.upper() }}{% endfor %}"
+    assert ChatTemplate(source).render(HELLO) == "2A"
+
+
+def test_thoughts_under_their_older_name() -> None:
+    message = {"role": "assistant", "content": "", "reasoning_content": "so"}
+    assert ChatTemplate("{{ messages[0].thinking }}").render([message]) == "so"
+    assert ChatTemplate("{{ messages[0].thinking }}").render([{**message, "thinking": "own"}]) == "own"
+    assert ChatTemplate("{{ messages[0].thinking is defined }}").render(HELLO) == "False"
 
 
 HERMES = (

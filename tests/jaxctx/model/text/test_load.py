@@ -9,6 +9,7 @@ import pytest
 
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text import ModelText, load_text
+from jaxctx.model.text.chat import TemplateOptions
 from tests.echo import EOS_ID, echo_text
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -213,6 +214,29 @@ def test_named_templates(tmp_path: Path, name: str, expected: str) -> None:
     assert template.render(HELLO) == expected
 
 
+def test_the_template_for_tools_is_the_one_of_that_name(tmp_path: Path) -> None:
+    """In the list of tokenizer_config.json, or in files, of which any goes before that list."""
+    options = TemplateOptions(tools=[{"type": "function", "function": {"name": "f"}}])
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools | length }}<tool_call>"},
+        {"name": "rag", "template": "documents"},
+    ]
+    text = load_text(model_dir(tmp_path, tokenizer_config={"chat_template": named}))
+    assert text.chat_template is not None
+    assert text.chat_template.render(HELLO) == "plain"
+    assert text.chat_template.render(HELLO, options=options) == "1<tool_call>"
+    assert text.tool_call_format is not None
+    assert text.tool_call_format.name == "hermes"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0].function.name }} of a file")
+    (tmp_path / "chat_template.jinja").write_text("from the file")
+    template = load_text(tmp_path).chat_template
+    assert template is not None
+    assert template.render(HELLO) == "from the file"
+    assert template.render(HELLO, options=options) == "f of a file"
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -285,6 +309,20 @@ def test_the_formats_of_calls_and_thoughts(tmp_path: Path) -> None:
     assert text.reasoning_format is not None
     assert (text.tool_call_format.name, text.reasoning_format.name) == ("hermes", "think")
     assert text.special_markers() == {"<tool_call>": 512}
+
+
+def test_calls_of_a_template_that_writes_none_are_written_in_the_format_of_the_model(tmp_path: Path) -> None:
+    source = "{{ tools | tojson }}{% for m in messages %}<|start_of_role|>{{ m.role }} {{ m.content }}{% endfor %}"
+    text = load_text(model_dir(tmp_path, config=BIG, tokenizer_config={"chat_template": source}))
+    assert text.tool_call_format is not None
+    assert text.tool_call_format.name == "granite"
+    assert text.chat_template is not None
+    call = {"id": "", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert text.chat_template.render([answer, {"role": "tool", "content": "7"}]) == (
+        'null<|start_of_role|>assistant <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]'
+        "<|start_of_role|>tool_response 7"
+    )
 
 
 def test_thoughts_that_the_template_opens(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from jaxctx.model.registry import FAMILIES
 from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS, reasoning_format, tool_call_format
 from jaxctx.model.text.tool_calls.formats import FAMILY_FORMATS
+from tests.tool_call_events import parse
 
 # The lines of published templates that write a call.
 QWEN25 = "{{- '\\n<tool_call>\\n{\"name\": \"' }}{{- tool_call.arguments | tojson }}{{- '}\\n</tool_call>' }}"
@@ -14,6 +18,13 @@ QWEN3_CODER = "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}"
 LLAMA31 = "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{{- '{\"name\": \"' + tool_call.name + '\", ' }}"
 MISTRAL03 = '{{- "[TOOL_CALLS] [" }}{{- out[:-1] }}'
 MISTRAL11 = "{{- '[TOOL_CALLS]' + tool_call.function.name + '[ARGS]' + arguments }}"
+GRANITE30 = "{{- '<|start_of_role|>assistant<|end_of_role|>' + message['content'] + '<|end_of_text|>' }}"
+GRANITE33 = "respond only with <|tool_call|> followed by a JSON list of tools used" + GRANITE30
+GRANITE4 = "{{- '<|start_of_role|>assistant<|end_of_role|>' }}{{- '<tool_call>\\n{\"name\": \"' }}"
+PHI4_MINI = "{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}"
+PHI4_MINI_FUNCTOOLS = 'formatted as functools[{"name": [function name], "arguments": [arguments as JSON]}]'
+OLMO3 = "{{- '<function_calls>' + message['function_calls'] + '</function_calls>' -}}"
+SMOLLM3 = "within <tool_call></tool_call> XML tags"
 DEEPSEEK_QWEN = "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type']}}"
 
 
@@ -24,6 +35,16 @@ DEEPSEEK_QWEN = "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + t
         (QWEN25, "LlamaForCausalLM", "hermes"),  # Hermes models of that family
         (QWEN3_CODER, "Qwen3ForCausalLM", None),
         (DEEPSEEK_QWEN, "Qwen2ForCausalLM", None),
+        (GRANITE30, "GraniteForCausalLM", "granite"),
+        (GRANITE33, "GraniteForCausalLM", "granite"),
+        (GRANITE4, "GraniteForCausalLM", "hermes"),
+        (PHI4_MINI, "Phi3ForCausalLM", "phi4"),
+        (PHI4_MINI_FUNCTOOLS, "Phi3ForCausalLM", "functools"),
+        (OLMO3, "Olmo3ForCausalLM", "olmo3"),
+        (SMOLLM3, "SmolLM3ForCausalLM", "hermes"),
+        ("{{ messages }}", "Phi3ForCausalLM", None),
+        ("{{ messages }}", "GraniteForCausalLM", None),
+        ("{{ messages }}", "Gemma3ForCausalLM", None),
         (LLAMA31, "LlamaForCausalLM", "llama3_json"),
         (MISTRAL03, "MistralForCausalLM", "mistral"),
         (MISTRAL11, "MistralForCausalLM", "mistral_named"),
@@ -50,12 +71,24 @@ def test_families_with_a_format_of_their_own_are_served() -> None:
         ("{{ content.split('</think>')[-1] }}", "<|im_start|>assistant", "think"),
         ("{{ content.split('</think>')[-1] }}", "<|im_start|>assistant\n<think>", "think_opened"),
         ("{{ content }}", "<|im_start|>assistant", None),
+        ("between <think></think> and your response between <response></response>", "<|x|>", "think_response"),
+        ("after 'Here is my thought process:' and after 'Here is my response:'", "<|x|>", "thought_process"),
+        ("format: <think> {Thought section} </think> {Solution section}", "<|im_sep|>", "think"),
         (None, None, None),
     ],
 )
 def test_the_format_of_thoughts(source: str | None, opening: str | None, name: str | None) -> None:
     found = reasoning_format(source, opening)
     assert (found.name if found else None) == name
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
+def test_calls_as_text_are_read_as_these_calls(name: str) -> None:
+    each = TOOL_CALL_FORMATS[name]
+    calls: list[tuple[str, dict[str, Any]]] = [("f", {"city": "Köln", "n": [1, None]}), ("g", {})]
+    found = parse(each.parser(), [each.text(calls)])
+    assert found.text == ""
+    assert [(tool, json.loads(arguments)) for tool, arguments in found.calls] == calls
 
 
 @pytest.mark.parametrize("name", TOOL_CALL_FORMATS)

@@ -86,6 +86,18 @@ def accepts(tokenizer: LLTokenizer, grammar: str, text: str) -> bool:
     return taken == len(tokens) and matcher.is_accepting()
 
 
+LISTS = {"granite": ("<|tool_call|>", ""), "phi4": ("<|tool_call|>", "<|/tool_call|>"), "functools": ("functools", "")}
+CLOSED = "</function_calls>"
+
+
+def keywords(arguments: str) -> str:
+    """An object as arguments by name; anything else as an argument without a name."""
+    value = json.loads(arguments)
+    if not isinstance(value, dict):
+        return arguments
+    return ", ".join(f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in value.items())
+
+
 def written(name: str, *calls: tuple[str, str]) -> str:
     """Calls, names and arguments, as the format's models write them."""
     pairs = [(json.dumps(tool, ensure_ascii=False), arguments) for tool, arguments in calls]
@@ -100,6 +112,12 @@ def written(name: str, *calls: tuple[str, str]) -> str:
         case "mistral":
             each = [f'{{"name": {tool}, "arguments": {arguments}}}' for tool, arguments in pairs]
             return "[TOOL_CALLS] [" + ", ".join(each) + "]"
+        case "granite" | "phi4" | "functools":
+            each = [f'{{"name": {tool}, "arguments": {arguments}}}' for tool, arguments in pairs]
+            opening, closing = LISTS[name]
+            return opening + "[" + ", ".join(each) + "]" + closing
+        case "olmo3":
+            return "<function_calls>" + "\n".join(f"{tool}({keywords(text)})" for tool, text in calls) + CLOSED
     return "".join(f"[TOOL_CALLS]{tool}[ARGS]{arguments}" for tool, arguments in calls)
 
 
@@ -238,6 +256,50 @@ def test_thoughts_and_calls_are_read_as_such() -> None:
     assert accepts(PLAIN[0], grammar, text)
     found = parse(OutputParser(reasoning.parser(), each.parser()), [text])
     assert (found.thoughts, found.calls, found.text) == ("so", [("now-2", "{}")], "")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "accepted", "refused"),
+    [
+        ({}, ["", "a=1", 'a=1, b={"c": [null]}'], ["a", "1", "a=1,"]),
+        ({"properties": {}, "additionalProperties": False}, [""], ["a=1"]),
+        (
+            {"properties": {"a": {"type": "integer"}, "b-c": True}},
+            ["", "a=1", 'b-c="x"', "a=1, b-c=2"],
+            ["a='x'", "d=1"],
+        ),
+        (
+            {"properties": {"a": {}, "b": {}, "c": {}}, "required": ["b"]},
+            ["b=1", "a=1, b=1", "b=1, c=1"],
+            ["a=1", "", "b=1, a=1"],
+        ),
+    ],
+)
+def test_arguments_by_name(parameters: dict[str, Any], accepted: list[str], refused: list[str]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    grammar = TOOL_CALL_FORMATS["olmo3"].grammar([tool], "required", False)
+    for arguments in accepted + refused:
+        text = f"<function_calls>f({arguments})</function_calls>"
+        assert accepts(PLAIN[0], grammar, text) is (arguments in accepted), arguments
+    for arguments in accepted:
+        assert parse(TOOL_CALL_FORMATS["olmo3"].parser(), [f"<function_calls>f({arguments})"]).calls[0][0] == "f"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {}}, "anyOf": [{"required": ["a"]}]},
+        {"properties": {"a b": {}}},
+        {"properties": {"a=": {}}},
+        {"properties": {"a": {}}, "required": ["b"]},
+    ],
+)
+def test_arguments_that_cannot_be_held_by_name(parameters: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    with pytest.raises(InvalidArgument) as raised:
+        TOOL_CALL_FORMATS["olmo3"].grammar([tool], "required", False)
+    assert [violation.field for violation in raised.value.violations] == ["tools"]
+    assert TOOL_CALL_FORMATS["olmo3"].grammar([tool], "auto", False)  # where calls are free, no schema counts
 
 
 @pytest.mark.parametrize(
