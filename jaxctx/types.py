@@ -89,6 +89,8 @@ class EngineStats:
     queue_seconds: float  # time that these waited before, in total
     step_seconds: float  # time that steps took, in total
     adapters: int = 0  # slots for LoRA adapters that are taken
+    tokens_drafted_by_model: int = 0  # of the draft tokens proposed, those of a draft model, in total
+    tokens_accepted_by_model: int = 0  # of these, accepted ones, in total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,9 @@ from jax.sharding import Mesh
 from jaxctx.cache.context_cache import Identity
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.core.engine_core import EngineCore
+from jaxctx.engine.drafting.draft_model import DraftModel
+from jaxctx.engine.drafting.sequences import DraftSequences
+from jaxctx.engine.drafting.sizes import DRAFT_STEP_ROWS, draft_config
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import ServedModel, engine_info
 from jaxctx.engine.interface import Caller, Engine
@@ -121,6 +124,23 @@ def clock() -> Clock:
     return Clock()
 
 
+def make_draft_model(
+    draft: ServedModel, sizes: EngineConfig, served: ServedModel, devices: dict[object, ModelRunner]
+) -> DraftModel:
+    """A draft model for an engine of `served`, with poisoned pages on a device that draft models share.
+
+    They differ in parameters alone: see `lying_echo`.
+    """
+    key = ("draft", sizes.page_size)
+    if key not in devices:
+        roomy = draft_config(replace(ROOMY, page_size=sizes.page_size), draft.model)
+        devices[key] = ModelRunner(draft.model, draft.params, roomy)
+        devices[key].compile_steps(DRAFT_STEP_ROWS)
+    devices[key].replace_parameters(dict(enumerate(draft.params)))
+    poison(devices[key])
+    return DraftModel(devices[key], DraftSequences(sizes, draft.revision), served.model.vocab_size)
+
+
 MakeEngine = Callable[..., LocalEngine]
 
 
@@ -140,6 +160,8 @@ def make_engine(echo_served: ServedModel, devices: dict[object, ModelRunner], cl
         store: str | None = None,
         whole: bool = True,  # else the device compiles what it is asked for, when it is
         device: str = "",  # engines that run at once need different ones
+        draft: ServedModel | None = None,  # a draft model
+        draft_kv_tokens: int | None = None,
     ) -> LocalEngine:
         key = (served.revision, config.page_size, device)
         if key not in devices:
@@ -151,7 +173,11 @@ def make_engine(echo_served: ServedModel, devices: dict[object, ModelRunner], cl
         rng, ids = random.Random(1 + len(started)), itertools.count(1000 * len(started))
         world = RuntimeDeps(clock, clock.wall, lambda: f"c{next(ids):06d}", lambda: rng.getrandbits(63))
         identity = Identity(namespace="", model_revision=served.revision, kv_dtype=served.model.kv.dtype)
-        core = EngineCore(config, devices[key], served.text, identity, served.model_id, world)
+        draft_model = None
+        if draft is not None:
+            sizes = draft_config(config, draft.model, draft_kv_tokens)
+            draft_model = make_draft_model(draft, sizes, served, devices)
+        core = EngineCore(config, devices[key], served.text, identity, served.model_id, world, draft_model)
         snapshots = SnapshotStore(store, clock=world.wall_clock, new_id=lambda: f"{rng.getrandbits(128):032x}")
         engine = LocalEngine(core, engine_info(served, config), snapshots)
         engine.start()
@@ -169,6 +195,12 @@ def make_engine(echo_served: ServedModel, devices: dict[object, ModelRunner], cl
         check(core.cache)
         assert core.scheduler.pages_reserved == 0
         assert not core.has_requests()
+        if core.draft_model is not None:
+            drafted = core.draft_model.sequences
+            drafted.end_unused()
+            check(drafted.cache)
+            assert drafted.block_manager.available == drafted.config.pages
+            assert not drafted.cache.moves()  # a draft model's runner has no functions for them
         for context in list(core.cache.context_table):
             core.cache.close(context)
         check(core.cache)

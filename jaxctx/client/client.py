@@ -581,6 +581,8 @@ class Client(AsyncCloseable):
             queue_seconds=sum(load.queue_seconds for load in loads),
             step_seconds=sum(load.step_seconds for load in loads),
             adapters=sum(load.adapters for load in loads),
+            tokens_drafted_by_model=sum(load.tokens_drafted_by_model for load in loads),
+            tokens_accepted_by_model=sum(load.tokens_accepted_by_model for load in loads),
         )
 
     async def drain(self, *, timeout_s: float | None = None) -> None:

@@ -86,6 +86,8 @@ def engine_stats_from_proto(message: admin_service_pb2.EngineStats) -> EngineSta
         queue_seconds=message.queue_seconds,
         step_seconds=message.step_seconds,
         adapters=message.adapters,
+        tokens_drafted_by_model=message.tokens_drafted_by_model,
+        tokens_accepted_by_model=message.tokens_accepted_by_model,
     )
 
 
@@ -125,6 +127,8 @@ def engine_stats_to_proto(value: EngineStats) -> admin_service_pb2.EngineStats:
         queue_seconds=value.queue_seconds,
         step_seconds=value.step_seconds,
         adapters=value.adapters,
+        tokens_drafted_by_model=value.tokens_drafted_by_model,
+        tokens_accepted_by_model=value.tokens_accepted_by_model,
     )
 
 

@@ -66,14 +66,17 @@ class ModelMemory:
     longest: int  # tokens of the longest context
     share: float  # of what is left, for KV
     kv_tokens: int | None = None  # that a setting asks for; None: as many as fit
+    draft_bytes: int = 0  # that a draft model takes, all of it
 
     def sampling_bytes(self, max_batch: int) -> int:
         """What is remembered of running requests, on all devices."""
         return self.devices * slot_state_bytes(max_batch, self.vocab_size)
 
     def left_bytes(self, max_batch: int) -> int:
-        """What weights and running requests leave, before temporaries and code; below zero if they do not fit."""
-        return self.memory_bytes - self.weights_bytes - self.sampling_bytes(max_batch)
+        """What weights, running requests and a draft model leave, before temporaries and code; below zero if they do
+        not fit.
+        """
+        return self.memory_bytes - self.weights_bytes - self.draft_bytes - self.sampling_bytes(max_batch)
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of a page, on all devices."""
@@ -126,7 +129,7 @@ def sizes_to_try(platform: str, settings: SizeSettings, memory: ModelMemory) -> 
 
 def _check_max_batch(platform: str, settings: SizeSettings, memory: ModelMemory) -> None:
     """Raise InvalidArgument if the requests of a setting can surely not be remembered, though the weights fit."""
-    free = memory.memory_bytes - memory.weights_bytes
+    free = memory.memory_bytes - memory.weights_bytes - memory.draft_bytes
     if platform == "cpu" or settings.max_batch is None or free <= 0 or memory.left_bytes(settings.max_batch) > 0:
         return
     needed = memory.sampling_bytes(settings.max_batch) >> 20

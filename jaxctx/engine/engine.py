@@ -59,14 +59,17 @@ class LocalEngine(Engine):
         adapters: LocalAdapters | None = None,
         *,
         weights_in_words: str = "",
+        draft_in_words: str = "",
     ) -> None:
         """`adapters`: the model that adapters are loaded for, and from where; None: there are none.
 
-        `weights_in_words`: see `ServedModel.widened`.
+        `weights_in_words`: see `ServedModel.widened`. `draft_in_words`: see `ServedDraft.in_words`; empty: there is no
+        draft model.
         """
         self.core = core
         self.info = info
         self.weights_in_words = weights_in_words
+        self.draft_in_words = draft_in_words
         self.loop = StepLoop(core)
         self.store = store
         self.snapshot_service = SnapshotService(core, self.loop, store)

@@ -13,6 +13,9 @@ from jaxctx.engine.adapters.sources import LocalAdapters
 from jaxctx.engine.attention import AttentionChoice, AttentionReason
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
 from jaxctx.engine.core.engine_core import EngineCore
+from jaxctx.engine.drafting.draft_model import DraftModel
+from jaxctx.engine.drafting.sequences import DraftSequences
+from jaxctx.engine.drafting.sizes import DRAFT_STEP_ROWS
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.runner.check.whole_step import StepsDiffer, require_equal_steps
 from jaxctx.engine.runner.lowering_cache import LoweringCache
@@ -42,6 +45,24 @@ class ServedModel:
     widened: str = ""  # in words, what the checkpoint has in fewer bits than are in memory, see `LoadedModel`
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedDraft:
+    """A draft model with everything needed to run it beside a served one, see `jaxctx.engine.drafting`."""
+
+    served: ServedModel
+    config: EngineConfig  # see `draft_config`
+    attention: AttentionChoice
+
+    def in_words(self) -> str:
+        """Which model it is, how many tokens it guesses ahead at most, and its KV."""
+        model, config = self.served, self.config
+        kv_tokens = config.pages * config.page_size
+        return (
+            f"{model.model_id} ({model.parameters:,} parameters) guesses up to {config.draft_tokens} tokens, with "
+            f"{kv_tokens:,} tokens of KV"
+        )
+
+
 def open_engine(
     served: ServedModel,
     config: EngineConfig,
@@ -52,6 +73,7 @@ def open_engine(
     progress: CompileProgress | None = None,
     compile_all: bool = False,
     lowering_cache: LoweringCache | None = None,
+    draft: ServedDraft | None = None,
 ) -> LocalEngine:
     """Allocate the KV array, compile, start the step thread. Returns when ready to serve.
 
@@ -60,7 +82,8 @@ def open_engine(
     `attention`: what computes it, see `choose_attention`; None: what suits the device, without a comparison. A kernel
     that equals the reference by itself is compared in the compiled step, too. `store` is the URL of a store
     for durable snapshots (None: there are none); `progress` is called after each function that is
-    compiled before the engine is ready. `lowering_cache` spares a CPU tracing the steps anew.
+    compiled before the engine is ready. `lowering_cache` spares a CPU tracing the steps anew. `draft`: the draft model,
+    whose few steps are compiled before the engine is ready.
 
     Raises StepsDiffer, with pages and slots given back, if the compiled step differs from the reference's.
     """
@@ -77,7 +100,17 @@ def open_engine(
             raise
         runner.attention = replace(attention, compared=compared)
     deps = RuntimeDeps()
-    engine = build_engine(served, config, runner, deps, open_store(store, config, deps), mesh=mesh)
+    draft_model = None if draft is None else build_draft_model(draft, served, progress, lowering_cache)
+    engine = build_engine(
+        served,
+        config,
+        runner,
+        deps,
+        open_store(store, config, deps),
+        mesh=mesh,
+        draft_model=draft_model,
+        draft_in_words="" if draft is None else draft.in_words(),
+    )
     threading.Thread(target=engine.grammars.warm_up, name="jaxctx-grammar-warm-up", daemon=True).start()
     engine.start()
     return engine
@@ -91,15 +124,38 @@ def build_engine(
     store: SnapshotStore,
     *,
     mesh: Mesh | None = None,
+    draft_model: DraftModel | None = None,
+    draft_in_words: str = "",
 ) -> LocalEngine:
     """An engine on a compiled runner, still to be started."""
     identity = Identity(namespace="", model_revision=served.revision, kv_dtype=kv_layout_name(served.model.kv, runner))
-    core = EngineCore(config, runner, served.text, identity, served.model_id, deps)
+    core = EngineCore(config, runner, served.text, identity, served.model_id, deps, draft_model)
     adapters = None
     if isinstance(served.model, DecoderModel) and served.model.adapter_slots is not None:
         adapters = LocalAdapters(served.model, mesh, served.adapter_dir)
     info = engine_info(served, config, mesh)
-    return LocalEngine(core, info, store, adapters, weights_in_words=served.widened)
+    return LocalEngine(core, info, store, adapters, weights_in_words=served.widened, draft_in_words=draft_in_words)
+
+
+def build_draft_model(
+    draft: ServedDraft,
+    served: ServedModel,
+    progress: CompileProgress | None = None,
+    lowering_cache: LoweringCache | None = None,
+) -> DraftModel:
+    """The draft model with its steps compiled and its KV allocated, for an engine that serves `served`."""
+    model = draft.served
+
+    def compiled(name: str, done: int, total: int) -> None:
+        if progress is not None:
+            progress(f"{name} of the draft model", done, total)
+
+    runner = ModelRunner(
+        model.model, model.params, draft.config, attention=draft.attention, lowering_cache=lowering_cache
+    )
+    runner.compile_steps(DRAFT_STEP_ROWS, compiled)
+    sequences = DraftSequences(draft.config, model.revision, kv_layout_name(model.model.kv, runner))
+    return DraftModel(runner, sequences, served.model.vocab_size)
 
 
 def open_store(url: str | None, config: EngineConfig, deps: RuntimeDeps) -> SnapshotStore:

@@ -153,6 +153,8 @@ class EngineStats(google.protobuf.message.Message):
     STEP_SECONDS_FIELD_NUMBER: builtins.int
     FUNCTIONS_COMPILING_FIELD_NUMBER: builtins.int
     ADAPTERS_FIELD_NUMBER: builtins.int
+    TOKENS_DRAFTED_BY_MODEL_FIELD_NUMBER: builtins.int
+    TOKENS_ACCEPTED_BY_MODEL_FIELD_NUMBER: builtins.int
     pages_total: builtins.int
     """Pages in the pool."""
     pages_free: builtins.int
@@ -221,6 +223,10 @@ class EngineStats(google.protobuf.message.Message):
     """Steps that are still to be compiled after a start; until then smaller batches are padded to larger steps."""
     adapters: builtins.int
     """Slots for adapters that are taken."""
+    tokens_drafted_by_model: builtins.int
+    """Of `tokens_drafted`, those that a draft model guessed."""
+    tokens_accepted_by_model: builtins.int
+    """Of these, how many were right."""
     def __init__(
         self,
         *,
@@ -257,8 +263,10 @@ class EngineStats(google.protobuf.message.Message):
         step_seconds: builtins.float = ...,
         functions_compiling: builtins.int = ...,
         adapters: builtins.int = ...,
+        tokens_drafted_by_model: builtins.int = ...,
+        tokens_accepted_by_model: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "functions_compiling", b"functions_compiling", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "publications", b"publications", "queue_seconds", b"queue_seconds", "requests_admitted", b"requests_admitted", "running", b"running", "snapshots", b"snapshots", "step_seconds", b"step_seconds", "steps", b"steps", "suspensions", b"suspensions", "tokens_accepted", b"tokens_accepted", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_drafted", b"tokens_drafted", "tokens_generated", b"tokens_generated", "tokens_queried", b"tokens_queried", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "compilations_after_ready", b"compilations_after_ready", "contexts", b"contexts", "disk_pages_total", b"disk_pages_total", "disk_pages_used", b"disk_pages_used", "draining", b"draining", "expired", b"expired", "functions_compiling", b"functions_compiling", "host_pages_total", b"host_pages_total", "host_pages_used", b"host_pages_used", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held", "pages_reserved", b"pages_reserved", "pages_total", b"pages_total", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "publications", b"publications", "queue_seconds", b"queue_seconds", "requests_admitted", b"requests_admitted", "running", b"running", "snapshots", b"snapshots", "step_seconds", b"step_seconds", "steps", b"steps", "suspensions", b"suspensions", "tokens_accepted", b"tokens_accepted", "tokens_accepted_by_model", b"tokens_accepted_by_model", "tokens_cached", b"tokens_cached", "tokens_computed", b"tokens_computed", "tokens_drafted", b"tokens_drafted", "tokens_drafted_by_model", b"tokens_drafted_by_model", "tokens_generated", b"tokens_generated", "tokens_queried", b"tokens_queried", "tokens_restored", b"tokens_restored", "waiting", b"waiting"]) -> None: ...
 
 global___EngineStats = EngineStats
 

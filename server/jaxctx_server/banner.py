@@ -32,6 +32,7 @@ def banner(
     sizes: str = "",
     host_tier: str = "",
     adapters: str = "",
+    draft: str = "",
     attention: "AttentionChoice | None" = None,
     tls: str | None = None,
     is_readable: bool = False,
@@ -45,6 +46,7 @@ def banner(
     `sizes` says which page size, requests at once and rows of a step there are, and why; `host_tier` the size of the
     host tier, and why, empty if there is none.
     `adapters`: which are loaded, and how many slots there are; empty if there are none.
+    `draft` says which model guesses tokens ahead, empty if none does.
     `attention` is what computes it; a kernel that is not there or does not work is a warning. None on a router.
     `seconds` is how long the start took. `tls` is what the TCP addresses use, TLS or mTLS; None: neither.
     `is_readable`: what is sent passes other machines as plain text.
@@ -61,6 +63,8 @@ def banner(
         rows.append(("host tier", host_tier))
     if adapters:
         rows.append(("adapters", adapters))
+    if draft:
+        rows.append(("drafts", draft))
     if attention is not None:
         rows.append(("attention", attention.describe()))
     for address in addresses:

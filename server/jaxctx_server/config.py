@@ -147,7 +147,15 @@ class ServeConfig:
     """Tokens of one step, prompts and outputs together; at least --max-batch. None: the platform's, 512 on a CPU; 2,048
     on an accelerator, fewer where --max-batch would be."""
     draft_tokens: Annotated[int, within(0, 64)] = 15
-    """Tokens to guess ahead for a request whose text repeats itself, in rows that a step has to spare; 0: none."""
+    """Tokens to guess ahead for a request, at most, in rows that a step has to spare: where its text repeats itself,
+    and by --draft-model; 0: none."""
+    draft_model: None | Path = None
+    """Directory of a small model with the same tokenizer, which guesses tokens ahead: a step of the large model checks
+    several at once. It changes no token of an output, only how many steps there are. It takes the types of the large
+    one (--dtype, --weights-dtype, --kv-dtype) and memory beside it. Not with --tensor."""
+    draft_kv_tokens: Annotated[int | None, within(1, 2**40)] = None
+    """Tokens of KV to allocate for --draft-model. None: 2,048 for each of up to 16 requests that it guesses for at
+    once, or what one context of full length takes, up to as many as the large model has."""
     queue_limit: Annotated[int, within(1, 1_000_000)] = 1024
     """Requests that may wait; one more is refused."""
     max_calls: Annotated[int, within(1, 1_000_000)] = 4096
@@ -239,6 +247,7 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         self._check_adapters()
+        self._check_drafts()
         if self.kv_tokens is not None and self.memory_fraction is not None:
             raise StartError("--kv-tokens and --memory-fraction: only one of them may be set")
         if self.max_batch and self.max_batch_tokens and self.max_batch_tokens < self.max_batch:
@@ -276,6 +285,19 @@ class ServeConfig:
             raise StartError("--adapter-slots: must be at least the number of --adapter")
         if self.adapter_dir is not None and not self.adapter_slots_or_default:
             raise StartError("--adapter-dir: means nothing with --adapter-slots 0")
+
+    def _check_drafts(self) -> None:
+        """Raise StartError if what is set for a draft model contradicts itself."""
+        if self.draft_model is None:
+            if self.draft_kv_tokens is not None:
+                raise StartError("--draft-kv-tokens: means nothing without --draft-model")
+            return
+        if self.role == "router":
+            raise StartError("--draft-model: is for the engines of a router")
+        if self.tensor > 1:
+            raise StartError("--draft-model: runs on one device: not with --tensor")
+        if not self.draft_tokens:
+            raise StartError("--draft-model: means nothing with --draft-tokens 0")
 
     def _check_tls(self) -> None:
         """Raise StartError if one file of certificates is set without another that it needs."""

@@ -13,12 +13,20 @@ import jax
 from jax.sharding import Mesh
 
 from jaxctx.engine.attention import AttentionChoice
-from jaxctx.engine.config import pages_in_host_memory
+from jaxctx.engine.config import EngineConfig, page_bytes, pages_in_host_memory
 from jaxctx.engine.default_sizes import ModelMemory, Sizes
+from jaxctx.engine.drafting.sizes import DRAFT_STEP_ROWS, draft_config
+from jaxctx.engine.drafting.vocabulary import require_same_vocabulary
 from jaxctx.engine.engine import LocalEngine
-from jaxctx.engine.factory import ServedModel, open_engine, use_compilation_cache
+from jaxctx.engine.factory import ServedDraft, ServedModel, open_engine, use_compilation_cache
 from jaxctx.engine.plan.chips_needed import chips_needed, weights_bytes
-from jaxctx.engine.plan.memory_planner import TARGETS, compiling_for, compiling_for_target, plan_memory
+from jaxctx.engine.plan.memory_planner import (
+    TARGETS,
+    compiling_for,
+    compiling_for_target,
+    measure_draft_model,
+    plan_memory,
+)
 from jaxctx.engine.plan.mesh_plan import plan_mesh
 from jaxctx.engine.plan.mesh_targets import mesh_target
 from jaxctx.engine.runner.attention_choice import (
@@ -77,8 +85,10 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
             use_compilation_cache(config.compile_cache)
             lowering_cache = LoweringCache(config.compile_cache / "traced")
         mesh = make_mesh(read_config(config.model or BUNDLED), tensor=config.tensor) if config.tensor > 1 else None
+        check_draft_tokenizer(config)
         served = _model(config, mesh, progress)
-        engine = _open_with_attention(config, served, mesh, lowering_cache, progress)
+        draft = None if config.draft_model is None else _draft_model(config, config.draft_model, progress)
+        engine = _open_with_attention(config, served, draft, mesh, lowering_cache, progress)
         try:
             _load_adapters(config, engine)
         except BaseException:
@@ -90,12 +100,13 @@ def build_engine(config: ServeConfig, progress: Progress) -> tuple[LocalEngine, 
 def _open_with_attention(
     config: ServeConfig,
     served: ServedModel,
+    draft: ServedModel | None,
     mesh: Mesh | None,
     lowering_cache: LoweringCache | None,
     progress: Progress,
 ) -> LocalEngine:
     """The running engine; without a kernel of attention if whole steps differ with it."""
-    open_with = partial(_open, config, served, mesh, lowering_cache, progress)
+    open_with = partial(_open, config, served, draft, mesh, lowering_cache, progress)
     try:
         return open_with(_attention(config, served, mesh))
     except StepsDiffer as error:
@@ -106,16 +117,19 @@ def _open_with_attention(
 def _open(
     config: ServeConfig,
     served: ServedModel,
+    draft: ServedModel | None,
     mesh: Mesh | None,
     lowering_cache: LoweringCache | None,
     progress: Progress,
     attention: AttentionChoice,
 ) -> LocalEngine:
     """The running engine, in sizes that fit with what computes attention. Raises StepsDiffer."""
-    sizes, fitting = _fitting_sizes(config, served, mesh, kernel_of(attention), progress)
+    sizes, fitting = _fitting_sizes(config, served, draft, mesh, kernel_of(attention), progress)
+    sized = engine_config(config, served.model, sizes, fitting, jax.default_backend())
     return open_engine(
         served,
-        engine_config(config, served.model, sizes, fitting, jax.default_backend()),
+        sized,
+        draft=None if draft is None else _served_draft(config, draft, sized, attention),
         mesh=mesh,
         attention=attention,
         store=config.store,
@@ -154,12 +168,19 @@ def _plan_one_chip(config: PlanConfig, progress: Progress) -> EnginePlan:
         known = model_memory(config, model, params, place, platform, memory)
         kernel = wanted_kernel(config.attention)
         with _naming_larger_machines(config, model, params, memory, (1, 1)) as larger:
+            if config.draft_model is not None:
+                drafting = _draft_settings(config, config.draft_model)
+                with _draft_errors(config.draft_model):
+                    draft, draft_params = _described(drafting, _shape(drafting))
+                known = _beside_draft(config, model, draft, draft_params, known, place, platform, kernel, progress)
             found = _measure(config, model, params, place, platform, known, kernel, progress)
             return found if found.memory.tokens else replace(found, larger=larger())
 
 
 def _plan_mesh(config: PlanConfig, progress: Progress) -> EnginePlan:
     """The plan for all chips of the target."""
+    if config.draft_model is not None:
+        raise InvalidArgument.field("draft_model", "runs on one device: not with a --target of several")
     machine = mesh_target(config.target)
     with compiling_for_target(machine.name, machine.target) as devices:
         if config.tensor not in (1, len(devices)):
@@ -199,7 +220,7 @@ def _naming_larger_machines(
     """
 
     def larger() -> str:
-        if config.target == "here":
+        if config.target == "here" or config.draft_model is not None:  # which runs on one chip
             return ""
         chip = re.sub(r"^\d+x|-\d+$", "", config.target) if config.target not in TARGETS else config.target
         needed = chips_needed(model, params, chip, more_than=mesh[0] * mesh[1])
@@ -348,6 +369,79 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
     )
 
 
+def check_draft_tokenizer(config: ServeConfig) -> None:
+    """Before any weights are read: raise StartError if the draft model has none, InvalidArgument if it is another."""
+    if config.draft_model is None:
+        return
+    with _draft_errors(config.draft_model):
+        if not config.draft_model.is_dir():
+            raise CheckpointError("not a directory" if config.draft_model.exists() else "no such directory")
+        draft = load_text(config.draft_model)
+    served = BUNDLED if config.model is None else Path(config.model)
+    if served.is_dir():  # else the model itself is refused
+        require_same_vocabulary(load_text(served).tokenizer, draft.tokenizer)
+
+
+def _draft_model(config: ServeConfig, path: Path, progress: Progress) -> ServedModel:
+    """Load the draft model. Raises StartError."""
+    with _draft_errors(path):
+        return _model(_draft_settings(config, path), None, progress)
+
+
+def _draft_settings(config: ServeConfig, path: Path) -> ServeConfig:
+    """The settings with which the draft model at `path` is loaded: those of the model, without adapters."""
+    return replace(
+        config,
+        model=str(path),
+        draft_model=None,
+        draft_kv_tokens=None,
+        adapter=(),
+        adapter_slots=None,
+        adapter_dir=None,
+    )
+
+
+@contextmanager
+def _draft_errors(path: Path) -> Iterator[None]:
+    """Raise StartError naming the setting for what is wrong with the draft model at `path`."""
+    try:
+        with user_errors(path):
+            yield
+    except StartError as error:
+        raise StartError(f"--draft-model: {error}", error.exit_status) from error
+
+
+def _served_draft(
+    config: ServeConfig, draft: ServedModel, sized: EngineConfig, attention: AttentionChoice
+) -> ServedDraft:
+    """The draft model in its sizes. Its attention is compared as the model's is, and plain JAX where that is."""
+    sizes = draft_config(sized, draft.model, config.draft_kv_tokens)
+    if attention.implementation != "reference":
+        program = CompiledModel(draft.model, draft.params, sizes, jax.devices()[0])
+        memory = CheckMemory(None if config.compile_cache is None else config.compile_cache / "kernels")
+        attention = choose_attention(program, config.attention, memory, config.check_timeout_s, draft.model_id)
+    return ServedDraft(served=draft, config=sizes, attention=attention)
+
+
+def _beside_draft(
+    config: ServeConfig,
+    model: Model,
+    draft: Model,
+    draft_params: Params,
+    known: ModelMemory,
+    place: Mesh | jax.Device,
+    platform: str,
+    kernel: KernelChoice | None,
+    progress: Progress,
+) -> ModelMemory:
+    """What is known of the model's memory, with what the draft model takes, which a compiler measures."""
+    largest = largest_config(config, model, choices_of_sizes(config, platform, known)[0], known, platform)
+    sizes = draft_config(largest, draft, config.draft_kv_tokens)
+    program = CompiledModel(draft, draft_params, sizes, place, kernel)
+    steps = len(DRAFT_STEP_ROWS) + 1
+    return replace(known, draft_bytes=measure_draft_model(program, steps, progress.compiled))
+
+
 def _matmul_dtype(config: ServeConfig, path: Path) -> str | None:
     """What weights of 8 bits are to be multiplied as; None: the model has none."""
     types = _types(config)
@@ -382,7 +476,12 @@ def _attention(config: ServeConfig, served: ServedModel, mesh: Mesh | None) -> A
 
 
 def _fitting_sizes(
-    config: ServeConfig, served: ServedModel, mesh: Mesh | None, kernel: KernelChoice, progress: Progress
+    config: ServeConfig,
+    served: ServedModel,
+    draft: ServedModel | None,
+    mesh: Mesh | None,
+    kernel: KernelChoice,
+    progress: Progress,
 ) -> tuple[Sizes, int]:
     """The sizes that depend on the platform, and how many pages fit; 0 if the configuration sets that number.
 
@@ -397,9 +496,20 @@ def _fitting_sizes(
             return choices_of_sizes(config, platform, known)[0], 0
         if platform == "cpu":
             sizes = choices_of_sizes(config, platform, known)[0]
-            return sizes, pages_in_host_memory(model.kv, sizes.page_size, known.share)
+            fitting = pages_in_host_memory(model.kv, sizes.page_size, known.share)
+            return sizes, fitting if draft is None else _without_draft_pages(config, model, draft.model, sizes, fitting)
+        if draft is not None:
+            known = _beside_draft(config, model, draft.model, draft.params, known, place, platform, kernel, progress)
         planned = _measure(config, model, params, place, platform, known, kernel, progress)
         return planned.sizes, planned.memory.pages
+
+
+def _without_draft_pages(config: ServeConfig, model: Model, draft: Model, sizes: Sizes, fitting: int) -> int:
+    """Of the pages that fit on a CPU, those that the draft model's pages leave, at least one."""
+    sized = engine_config(config, model, sizes, fitting, "cpu")
+    drafting = draft_config(sized, draft, config.draft_kv_tokens)
+    taken = drafting.pages * page_bytes(draft.kv, drafting.page_size)
+    return max(1, fitting - -(-taken // page_bytes(model.kv, sizes.page_size)))
 
 
 def _largest_program(
@@ -429,8 +539,9 @@ def _measure(
     def measure(sizes: Sizes) -> EnginePlan:
         program = CompiledModel(model, params, config_to_measure(config, model, sizes, known, platform), place, kernel)
         require_kernel(program, config.attention)
-        memory = known.memory_bytes // known.devices
-        return EnginePlan(sizes, plan_memory(program, memory, known.share, progress.compiled))
+        memory = known.memory_bytes // known.devices - known.draft_bytes
+        planned = plan_memory(program, memory, known.share, progress.compiled)
+        return EnginePlan(sizes, planned.beside(known.draft_bytes) if known.draft_bytes else planned)
 
     return _first_with_enough_kv(choices_of_sizes(config, platform, known), known, measure)
 

@@ -225,6 +225,7 @@ class Server:
             sizes="" if engine is None else engine.sizes_in_words,
             host_tier="" if engine is None else engine.host_tier_in_words,
             adapters="" if engine is None else engine.adapters_in_words,
+            draft="" if engine is None else engine.draft_in_words,
             attention=None if engine is None else engine.attention,
         )
         print(text, file=self._out, flush=True)

@@ -52,6 +52,12 @@ def test_it_says_what_a_checkpoint_has_in_fewer_bits(make_engine: Any) -> None:
     assert "\n  weights " not in banner(make_engine().info, ["h:1"], None, None, 1.0)
 
 
+def test_it_says_what_guesses_tokens(make_engine: Any) -> None:
+    words = "small (1,000 parameters) guesses up to 15 tokens, with 48 tokens of KV"
+    assert f"\n  drafts    {words}\n" in banner(make_engine().info, ["h:1"], None, None, 1.0, draft=words)
+    assert "\n  drafts " not in banner(make_engine().info, ["h:1"], None, None, 1.0)
+
+
 def test_it_warns_where_no_kernel_serves() -> None:
     choice = AttentionChoice("reference", AttentionReason.NO_KERNEL, "it has compute capability 8.0")
     told = banner(None, ["h:1"], None, None, 1.0, attention=choice)

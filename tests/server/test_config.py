@@ -90,6 +90,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
     "max_batch": ("4", 4),
     "max_batch_tokens": ("64", 64),
     "draft_tokens": ("3", 3),
+    "draft_model": ("models/small", Path("models/small")),
+    "draft_kv_tokens": ("20", 20),
     "queue_limit": ("10", 10),
     "max_calls": ("11", 11),
     "default_max_tokens": ("12", 12),
@@ -128,6 +130,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {  # of each setting: a text, what it mea
 PAIR = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
 NEEDS: dict[str, dict[str, str]] = {
     "disk_file": {"disk_tokens": "18"},
+    "draft_kv_tokens": {"draft_model": "models/small"},
     "tls_cert": {"tls_key": "key.pem"},
     "tls_key": {"tls_cert": "cert.pem"},
     "tls_client_ca": PAIR,
@@ -180,6 +183,10 @@ def test_each_setting_from_each_source(name: str, tmp_path: Path) -> None:
             "--role router --tls-cert c --tls-key k --cluster-ca r --tls-client-ca r",
             "--cluster-key: must be set with --cluster-ca and --tls-client-ca",
         ),
+        ("--draft-kv-tokens 64", "--draft-kv-tokens: means nothing without --draft-model"),
+        ("--draft-model d --draft-tokens 0", "--draft-model: means nothing with --draft-tokens 0"),
+        ("--draft-model d --tensor 2", "--draft-model: runs on one device: not with --tensor"),
+        ("--draft-model d --role router", "--draft-model: is for the engines of a router"),
         ("--max-context-tokens 1000 --kv-tokens 500", "--max-context-tokens: there are only 512 tokens of KV"),
     ],
 )

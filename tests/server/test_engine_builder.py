@@ -30,6 +30,7 @@ from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import DecoderModel
 from jaxctx.model.weights import read_config
+from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from jaxctx_kernels import KernelChoice
 from jaxctx_server import engine_builder, engine_settings
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
@@ -397,7 +398,7 @@ def test_attention_is_chosen_by_the_check_before_memory_is_planned(
         return _Engine()
 
     def fitting(
-        config: ServeConfig, served: ServedModel, mesh: Any, kernel: KernelChoice, progress: Any
+        config: ServeConfig, served: ServedModel, draft: Any, mesh: Any, kernel: KernelChoice, progress: Any
     ) -> tuple[Sizes, int]:
         planned.append(kernel)
         return Sizes(16, 4, 4, moving_pages=2, reason=""), 16
@@ -532,7 +533,9 @@ def test_where_whole_steps_differ_the_reference_serves(tmp_path: Path, monkeypat
             raise StepsDiffer("tpu: whole steps, 4 rows: differs: row 3")
         return _Engine()
 
-    def fitting(config: Any, served: Any, mesh: Any, kernel: KernelChoice, progress: Any) -> tuple[Sizes, int]:
+    def fitting(
+        config: Any, served: Any, draft: Any, mesh: Any, kernel: KernelChoice, progress: Any
+    ) -> tuple[Sizes, int]:
         planned.append(kernel)
         return Sizes(16, 4, 4, moving_pages=2, reason=""), 16
 
@@ -630,3 +633,107 @@ def test_a_plan_counts_the_slots_for_adapters(tmp_path: Path) -> None:
     added = sum(each.size for each in wide) - sum(each.size for each in plain)
     # Two slots of rank 8: A and B of q, k, v, o, gate, up and down, of width 16, heads 2 x 8, KV heads 1 x 8.
     assert added == 16 * (2 * (16 + 16) + 2 * (16 + 8) + 3 * (16 + 16))
+
+
+def small(path: Path, seed: int = 0) -> str:
+    """A directory with a tiny Llama of echo's tokenizer."""
+    config = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=512,
+        width=16,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        ffn=16,
+        max_positions=64,
+    )
+    write_random(path, config, seed=seed)
+    (path / "tokenizer.json").write_text(echo_text().tokenizer.to_json(), "utf-8")
+    return str(path)
+
+
+FEW = {"kv_tokens": 64, "max_batch": 1, "max_batch_tokens": 4, "host_tokens": 0}
+
+
+@pytest.mark.slow
+def test_a_draft_model_of_the_settings(tmp_path: Path) -> None:
+    """It guesses for whoever asks, and changes no token."""
+    model, another = small(tmp_path / "model"), small(tmp_path / "another", seed=1)
+    answers = []
+    for draft in (model, another):
+        sizes = FEW | {"max_batch_tokens": 16, "draft_kv_tokens": 48}
+        settings = ServeConfig(model, compile_cache=None, draft_model=Path(draft), **sizes)
+        engine, _ = engine_builder.build_engine(settings, Silent())
+        try:
+            tokens, drafted, accepted = asyncio.run(_generate(engine))
+            answers.append(tokens)
+            words = "guesses up to 15 tokens, with 48 tokens of KV"
+            assert engine.draft_in_words == f"{Path(draft).name} ({_parameters(model):,} parameters) {words}"
+            assert drafted >= accepted
+            assert accepted == drafted > 5 if draft == model else accepted < drafted
+        finally:
+            engine.stop()
+    assert answers[0] == answers[1]
+
+
+async def _generate(engine: Any) -> tuple[list[int], int, int]:
+    context_id = (await engine.create(Caller(), CreateContextRequest())).context_id
+    await engine.fill(Caller(), context_id, [3, 1, 4])
+    sampling = SamplingParams(seed=1, temperature=1.0)
+    request = GenerateRequest(context_id=context_id, max_tokens=40, sampling=sampling, ignore_eos=True)
+    tokens = [token async for piece in engine.generate(Caller(), request) for token in piece.token_ids]
+    stats = await engine.stats()
+    return tokens, stats.tokens_drafted_by_model, stats.tokens_accepted_by_model
+
+
+def _parameters(model: str) -> int:
+    return sum(tensor.size for tensor in load_file(Path(model) / "model.safetensors").values())
+
+
+def test_draft_models_that_are_refused(tmp_path: Path) -> None:
+    model, draft = small(tmp_path / "model"), small(tmp_path / "draft")
+    tokenizer = json.loads((Path(draft) / "tokenizer.json").read_text("utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["et"], vocabulary["ea"] = vocabulary["ea"], vocabulary["et"]  # of the same size
+    (Path(draft) / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    (Path(draft) / "model.safetensors").unlink()  # so that it is refused before any weights are read
+    error = refused(model=model, draft_model=Path(draft), **FEW)
+    assert error.exit_status == USAGE
+    assert str(error).startswith("--draft-model: another tokenizer: token ")
+    for path, message in [(tmp_path / "none", "no such directory"), (Path(__file__), "not a directory")]:
+        error = refused(model=model, draft_model=path, **FEW)
+        assert error.exit_status == MODEL
+        assert str(error) == f"--draft-model: {path}: {message}"
+    small(Path(draft))
+    (Path(draft) / "config.json").write_text("{}", "utf-8")
+    error = refused(model=model, draft_model=Path(draft), **FEW)
+    assert error.exit_status == MODEL
+    assert str(error).startswith(f"--draft-model: {draft}: config.json: ")
+
+
+@pytest.mark.slow
+def test_a_plan_counts_the_draft_model(tmp_path: Path) -> None:
+    model, draft = small(tmp_path / "model"), small(tmp_path / "draft")
+    settings = {"max_batch": 1, "max_batch_tokens": 4, "max_context_tokens": 64, "kv_tokens": 64}
+    alone = engine_builder.plan(PlanConfig(model, **settings), Silent()).memory
+    beside = engine_builder.plan(PlanConfig(model, draft_model=Path(draft), **settings), Silent()).memory
+    assert (alone.draft_bytes, beside.memory_bytes) == (0, alone.memory_bytes)
+    weights = sum(tensor.nbytes for tensor in load_file(Path(draft) / "model.safetensors").values())
+    kv = 64 * 2 * 8 * 4  # tokens, keys and values of one head of 8 in float32
+    assert weights + kv < beside.draft_bytes < weights + kv + (1 << 22)
+    assert alone.left_bytes - beside.left_bytes == beside.draft_bytes
+    with pytest.raises(StartError, match="--draft-model: runs on one device: not with a --target of several"):
+        engine_builder.plan(PlanConfig(model, draft_model=Path(draft), target="8xh100"), Silent())
+
+
+def test_on_a_cpu_the_draft_models_pages_are_taken_from_the_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small(tmp_path / "model")
+    monkeypatch.setattr(engine_builder, "pages_in_host_memory", lambda *_: 10)
+    monkeypatch.setattr(engine_builder, "open_engine", lambda served, config, **_: config)
+    monkeypatch.setattr(engine_builder, "_load_adapters", lambda *_: None)
+    settings = ServeConfig(model, compile_cache=None, draft_model=Path(model), draft_kv_tokens=48, max_batch=4)
+    config, _ = engine_builder.build_engine(settings, Silent())
+    assert config.pages == 10 - 3  # three pages of the draft model, which are as large

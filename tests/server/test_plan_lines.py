@@ -24,6 +24,13 @@ def test_of_several_chips_the_memory_of_each_and_what_they_send() -> None:
     ]
 
 
+def test_a_draft_model_is_shown_where_there_is_one() -> None:
+    assert not any("draft" in line for line in plan_lines(MEMORY))
+    beside = MEMORY.beside(3 << 20)
+    assert beside.memory_bytes == MEMORY.memory_bytes + (3 << 20)
+    assert "  draft                       3.0 MiB" in plan_lines(beside)
+
+
 def test_the_fields_of_several_chips() -> None:
     layer = CollectiveSum("all-reduce", "bf16", 2, 16 << 20)
     mesh = MeshPlan(16, {"kv": 8, "group": 2}, MEMORY, 512, (layer,), (), ())

@@ -12,7 +12,7 @@ sends the next step to the device; `process_output` applies a step's results whe
 import logging
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -35,6 +35,8 @@ from jaxctx.engine.core.forward_pass import attention_overrides, make_forward
 from jaxctx.engine.core.output import PRIMING_TOKENS, Output, OutputText
 from jaxctx.engine.core.output_stream import ResultFuture
 from jaxctx.engine.core.request import Request
+from jaxctx.engine.drafting.draft_model import DraftModel, DraftRound
+from jaxctx.engine.drafting.pace import DraftPace
 from jaxctx.engine.grammar.compiler import PreparedMatcher
 from jaxctx.engine.grammar.mask_worker import MaskWorker, MatcherStep, NextMask
 from jaxctx.engine.interface import Caller
@@ -82,8 +84,9 @@ class EngineCore:
         model: Identity,
         model_id: str,
         deps: RuntimeDeps,
+        draft_model: DraftModel | None = None,
     ) -> None:
-        """`model`: the identity of the engine's pages, without tenant and salt."""
+        """`model`: the identity of the engine's pages, without tenant and salt. `draft_model`: guesses tokens."""
         self.config = config
         self.runner = runner
         self.deps = deps
@@ -91,6 +94,7 @@ class EngineCore:
         self.block_manager = BlockManager(config.pages, config.page_size, config.host_pages, config.disk_pages)
         self.cache = ContextCache(self.block_manager, deps.wall_clock, deps.new_id)
         self.transfers = KVTransfer(runner, config.disk_pages, config.disk_file)
+        self.draft_model = draft_model
         largest_forward = runner.custom_mask_shapes[-1]
         self.scheduler = Scheduler(
             cache=self.cache,
@@ -102,6 +106,7 @@ class EngineCore:
             max_forward_outputs=largest_forward.samples,
             clock=deps.clock,
             windows=[window for window in largest_forward.mask_windows if window is not None],
+            draft_sequences=None if draft_model is None else draft_model.sequences,
         )
         self.masks = MaskWorker()
         self.quotas = Quotas(config)
@@ -116,6 +121,8 @@ class EngineCore:
         self.tokens_generated = 0
         self.prompt_tokens = 0  # that fills and forwards appended
         self._events: deque[SchedulerEvent] = deque()  # returned by the scheduler, not carried out yet
+        self._to_draft: Mapping[Request, int] = {}  # what the scheduler wants guessed, not sent yet
+        self._to_follow: Sequence[Request] = ()  # what the draft model is to compute behind the next step
         self._post: Callable[[Callable[[], object]], None] = _run_at_once
 
     # Requests.
@@ -174,7 +181,8 @@ class EngineCore:
         output = Output(request, index, context, text, seed, max_tokens, prepared)
         may_draft = self.config.draft_tokens > 0 and not output.sampler.needs_history and prepared is None
         prompt_lookup = PromptLookup() if may_draft else None
-        return self._submit(Request(context, caller, reply, output, prompt_lookup))
+        draft_pace = DraftPace() if may_draft and self.draft_model is not None else None
+        return self._submit(Request(context, caller, reply, output, prompt_lookup, draft_pace))
 
     def resume(self, caller: Caller, context: Context, reply: ResultFuture) -> Request | FillResult:
         """Restore, or compute, the tokens that had KV when the context was suspended or saved.
@@ -354,7 +362,29 @@ class EngineCore:
         masks = _masks_of(batch)
         if masks:
             self.runner.load_allowed(masks)
-        return batch, self.runner.run(shape, packed, logits=batch.wants_logits)
+        arrays = self.runner.run(shape, packed, logits=batch.wants_logits)
+        if self._to_follow and self.draft_model is not None:
+            self.draft_model.catch_up(self._to_follow)
+        return batch, arrays
+
+    def dispatch_drafts(self) -> tuple[DraftRound, Sequence[Any]] | None:
+        """Send the round of guesses that the last `dispatch` found to be wanted; None if there is none.
+
+        Returns the round, and the device's arrays where its guesses will be.
+        """
+        to_draft, self._to_draft = self._to_draft, {}
+        if not to_draft:
+            return None
+        assert self.draft_model is not None
+        sent = self.draft_model.start(to_draft)
+        if sent is None:
+            self.scheduler.take_drafts({})
+        return sent
+
+    def process_drafts(self, round_: DraftRound, arrays: Sequence[Any]) -> None:
+        """Take a round's guesses, as numpy arrays: the next step has them."""
+        assert self.draft_model is not None
+        self.scheduler.take_drafts(self.draft_model.finish(round_, arrays))
 
     def schedule(self) -> Batch | None:
         """The next step, or None. The scheduler's other decisions are carried out."""
@@ -362,6 +392,7 @@ class EngineCore:
         self._carry_out_events(decided.events)
         for request in decided.slots_to_load:
             self._load_slot(request)
+        self._to_draft, self._to_follow = decided.to_draft, decided.to_follow
         return decided.batch
 
     def carry_out_moves(self) -> None:
@@ -528,6 +559,8 @@ class EngineCore:
             expired=self.lifecycle.expired,
             tokens_drafted=scheduler.tokens_drafted,
             tokens_accepted=scheduler.tokens_accepted,
+            tokens_drafted_by_model=scheduler.tokens_drafted_by_model,
+            tokens_accepted_by_model=scheduler.tokens_accepted_by_model,
             tokens_queried=scheduler.tokens_queried,
             prompt_tokens=self.prompt_tokens,
             requests_admitted=scheduler.requests_admitted,

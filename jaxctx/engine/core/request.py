@@ -34,6 +34,7 @@ from jaxctx.cache.context_cache import Context
 from jaxctx.engine.core.forward_pass import NO_FORWARD, CustomMaskForward, ForwardAnswer
 from jaxctx.engine.core.output import Output
 from jaxctx.engine.core.output_stream import ResultFuture
+from jaxctx.engine.drafting.pace import DraftPace
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.scheduler.forecast import Demand
 from jaxctx.engine.scheduler.prompt_lookup import PromptLookup
@@ -53,6 +54,7 @@ class Request:
     reply: ResultFuture
     output: Output | None = None  # of a generation
     prompt_lookup: PromptLookup | None = None  # proposes drafts; None: this request has none
+    draft_pace: DraftPace | None = None  # of the draft model's; None: the draft model guesses nothing of it
     forward: CustomMaskForward = NO_FORWARD  # of a forward call
     compute_to: int | None = None  # of an opening: this many tokens get KV, the others stay buffered
     appended_tokens: int = 0  # appended to the context for this request; removed again if it is refused before it runs

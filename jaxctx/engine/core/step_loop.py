@@ -13,11 +13,11 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ import numpy as np
 from jaxctx.engine.core.engine_core import EngineCore, StepArrays
 from jaxctx.engine.core.output_stream import CallbackQueue, ResultFuture
 from jaxctx.engine.core.request import Request
+from jaxctx.engine.drafting.draft_model import DraftRound
 from jaxctx.engine.scheduler.scheduler_output import Batch
 from jaxctx.errors import Unavailable
 
@@ -146,13 +147,22 @@ class StepLoop:
                 self._run_or_fail(FAILED_COMMAND, self._inbox.get_nowait())
 
     def _dispatch(self) -> bool:
-        """Send a step, if there is one; its results come through the inbox."""
+        """Send a step, or guesses for one, if there are any; their results come through the inbox."""
         step = self._run_or_fail("a step could not be sent", self.core.dispatch)
-        if step is None:
+        if step is not None:
+            batch, arrays = step
+            fetched = self._fetch_thread.submit(jax.tree.map, np.asarray, arrays)
+            fetched.add_done_callback(lambda done: self._inbox.put(partial(self._process_output, batch, done)))
+        return self._dispatch_drafts() or step is not None
+
+    def _dispatch_drafts(self) -> bool:
+        """Send the steps of the draft model that guess tokens for the next step, if they are wanted."""
+        drafts = self._run_or_fail("guesses could not be sent", self.core.dispatch_drafts)
+        if drafts is None:
             return False
-        batch, arrays = step
+        round_, arrays = drafts
         fetched = self._fetch_thread.submit(jax.tree.map, np.asarray, arrays)
-        fetched.add_done_callback(lambda done: self._inbox.put(partial(self._process_output, batch, done)))
+        fetched.add_done_callback(lambda done: self._inbox.put(partial(self._process_drafts, round_, done)))
         return True
 
     def _process_output(self, batch: Batch, fetched: Future[StepArrays]) -> None:
@@ -160,6 +170,12 @@ class StepLoop:
         arrays = self._run_or_fail("a step failed on the device", fetched.result)
         if arrays is not None:
             self._run_or_fail("a step's results could not be processed", self.core.process_output, batch, arrays)
+
+    def _process_drafts(self, round_: DraftRound, fetched: Future[Sequence[Any]]) -> None:
+        """Process guesses that have been fetched to numpy, or fail with the error that their steps ended with."""
+        arrays = self._run_or_fail("guesses failed on the device", fetched.result)
+        if arrays is not None:
+            self._run_or_fail("guesses could not be processed", self.core.process_drafts, round_, arrays)
 
     def _run_or_fail(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """The result of `function`. If it raises, the engine fails, with `what` as the reason; every request ends."""

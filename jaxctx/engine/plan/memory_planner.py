@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -277,6 +277,11 @@ class MemoryPlan:
     pages: int
     tokens: int
     contexts_of_4096: int
+    draft_bytes: int = 0  # of a draft model: weights, KV, sampling, temporaries and code
+
+    def beside(self, draft_bytes: int) -> "MemoryPlan":
+        """This plan, made for the memory that a draft model leaves, of the whole memory."""
+        return replace(self, memory_bytes=self.memory_bytes + draft_bytes, draft_bytes=draft_bytes)
 
 
 def plan_memory(model: CompiledModel, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
@@ -328,6 +333,14 @@ def measure_needs(
         code_bytes=code_bytes,
         page_bytes=pools_bytes // model.shapes[-1].metadata[0].pool_pages,
     )
+
+
+def measure_draft_model(model: CompiledModel, steps: int, progress: CompileProgress) -> int:
+    """Bytes of a chip that a draft model takes, its pages included. Compiles the largest of its `steps` steps."""
+    step = memory_analysis(model.lower(model.shapes[-1]), model.compiler_options)
+    progress(f"{model.shapes[-1]} of the draft model", 1, 1)
+    size: int = step.argument_size_in_bytes + _temporaries(step) + steps * step.generated_code_size_in_bytes
+    return size
 
 
 def fit_pages(needs: MemoryNeeds, page_size: int, memory: int, share: float) -> MemoryPlan:

@@ -10,7 +10,7 @@ given, which is what makes it safe to reuse a freed page at once: a later write 
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
@@ -85,6 +85,7 @@ class ModelRunner:
     def compile(self, progress: CompileProgress | None = None, threads: int | None = None) -> None:
         """Compile every step shape, page moves and slot loads, then run each once on scratch data."""
         self._compile_all(self.program.functions, progress, threads)
+        self._warm_up([function for function in self.program.functions if isinstance(function, StepShape)])
 
     def compile_needed(self, progress: CompileProgress | None = None, threads: int | None = None) -> None:
         """Compile the largest step of each kind, page moves and slot loads, then run each once on scratch data.
@@ -93,7 +94,18 @@ class ModelRunner:
         """
         self._usable_shapes = (self.shapes[-1], self.custom_mask_shapes[-1])
         self._compile_all(self.program.needed_functions, progress, threads)
+        self._warm_up([function for function in self.program.needed_functions if isinstance(function, StepShape)])
         self._left_to_compile.extend(self.program.faster_functions)
+
+    def compile_steps(self, rows: Collection[int], progress: CompileProgress | None = None) -> None:
+        """Compile only the largest step and those of so many rows, where there are such; then run each once.
+
+        For a runner that is asked for nothing else: no pages are moved, and no slots are loaded.
+        """
+        chosen = tuple(shape for shape in self.shapes if shape.rows in rows or shape == self.shapes[-1])
+        self._usable_shapes = chosen
+        self._compile_all(chosen, progress, None)
+        self._warm_up_steps(chosen)
 
     @property
     def functions_left(self) -> int:
@@ -133,7 +145,6 @@ class ModelRunner:
                         progress(str(futures[future]), done, len(functions))
             finally:  # interrupted, or one failed: only what is under way is waited for
                 pool.shutdown(wait=False, cancel_futures=True)
-        self._warm_up([function for function in functions if isinstance(function, StepShape)])
 
     def _compile(self, function: Function) -> None:
         self._compiled[function] = self._lower(function).compile(self.program.compiler_options)
@@ -143,11 +154,15 @@ class ModelRunner:
             return self._lowering_cache.lower(self.program, function)
         return self.program.lower(function)
 
-    def _warm_up(self, shapes: Sequence[StepShape]) -> None:
-        """Call these steps, and all else, once on scratch data: a first call does work of its own."""
+    def _warm_up_steps(self, shapes: Sequence[StepShape]) -> None:
+        """Call these steps once on scratch data: a first call does work of its own."""
         for shape in shapes:
             packed, _ = self.make_step_inputs(shape)
             jax.block_until_ready(self.run(shape, packed))
+
+    def _warm_up(self, shapes: Sequence[StepShape]) -> None:
+        """Call these steps, and all else, once on scratch data."""
+        self._warm_up_steps(shapes)
         self.copy_pages([0], [0])
         self.load_pages([0], self.save_pages([0]))
         self.load_slot(self._config.max_batch, np.zeros(0, np.int32), np.zeros(0, np.int32), {}, ())

@@ -25,10 +25,11 @@ from jaxctx.cache.block_manager import BlockManager, Ready
 from jaxctx.cache.context_cache import Context, ContextCache
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core.request import Request
+from jaxctx.engine.drafting.sequences import DraftSequences
 from jaxctx.engine.scheduler.active_requests import ActiveRequests
 from jaxctx.engine.scheduler.admission import Admission
 from jaxctx.engine.scheduler.deadlines import DeadlineReview
-from jaxctx.engine.scheduler.drafts import propose_drafts
+from jaxctx.engine.scheduler.drafts import NO_DRAFTS, NO_PROPOSAL, Drafts, Proposal, propose_drafts
 from jaxctx.engine.scheduler.forecast import StepCosts
 from jaxctx.engine.scheduler.page_budget import Claim, PageBudget
 from jaxctx.engine.scheduler.prompt_lookup import MIN_NGRAM, MIN_NGRAM_ALONE
@@ -58,11 +59,13 @@ class Scheduler:
         max_forward_outputs: int,
         clock: Callable[[], float],
         windows: Collection[int] = (),
+        draft_sequences: DraftSequences | None = None,
     ) -> None:
         """`smallest_step_rows`: rows of the smallest step that is compiled; `max_forward_…`: of a custom-mask forward.
 
         `model_id` is the model's name in what events report of contexts. `clock` is the clock of deadlines, in seconds.
-        `windows`: those that layers of the model have, in tokens.
+        `windows`: those that layers of the model have, in tokens. `draft_sequences`: of the draft model, if there is
+        one.
         """
         self.num_in_flight = 0  # steps that were made and whose results have not been processed
         self._cache = cache
@@ -93,6 +96,13 @@ class Scheduler:
         self._tokens_computed = 0
         self._tokens_drafted = 0
         self._tokens_accepted = 0
+        self._draft_sequences = draft_sequences
+        self._to_draft: Mapping[Request, int] = {}  # a round of the draft model that the present call decided
+        self._is_drafting = False  # whether a round was decided and its guesses have not come
+        self._drafted: Mapping[Request, Sequence[int]] | None = None  # guesses that have come, for the next step
+        self._round_began: float | None = None  # when the draft model began with these, by the clock
+        self._tokens_drafted_by_model = 0
+        self._tokens_accepted_by_model = 0
         self._sent_at: deque[float] = deque()  # when each step in flight was made
         self._processed_at = 0.0  # when the results of the last step came
         self._accepted_since_step = 0  # accepted drafts that are not yet counted as tokens of a step
@@ -147,6 +157,8 @@ class Scheduler:
             tokens_restored=self._restoration.tokens_restored,
             tokens_drafted=self._tokens_drafted,
             tokens_accepted=self._tokens_accepted,
+            tokens_drafted_by_model=self._tokens_drafted_by_model,
+            tokens_accepted_by_model=self._tokens_accepted_by_model,
             preemptions=self._active.preemptions,
             suspensions=self._budget.suspensions,
             tokens_queried=self._restoration.tokens_queried,
@@ -224,15 +236,41 @@ class Scheduler:
 
         Custom-mask rows have steps of their own, which take turns with the others. `ready` says whether the data of a
         host slot has arrived.
+
+        Where the draft model is to guess first, there is no standard step, but a round of guesses in `to_draft`. Call
+        `take_drafts` when they have come: until then there is no standard step either.
         """
+        self._to_draft = {}
+        if self._draft_sequences is not None:
+            self._draft_sequences.end_unused()
         self._admission.admit()
         self._restoration.restore(self._is_idle(), ready)
         batch = self._make_batch()
         if batch is not None:
             self.num_in_flight += 1
-            self._sent_at.append(self._clock())
+            self._sent_at.append(self._began(batch))
             self._restoration.step_made()
-        return SchedulerOutput(batch, self._active.take_slots_to_load(), self._active.take_events())
+        elif not self._is_drafting and not self.num_in_flight:
+            self._drafted = self._round_began = None  # the requests of the round have ended before its step
+        return SchedulerOutput(
+            batch,
+            self._active.take_slots_to_load(),
+            self._active.take_events(),
+            to_draft=self._to_draft,
+            to_follow=() if batch is None else self._requests_to_follow(),
+        )
+
+    def _began(self, batch: Batch) -> float:
+        """When the work for a step began: with the guesses that it has, if a draft model made them."""
+        if batch.outputs or self._round_began is None:  # a custom-mask forward has no guesses
+            return self._clock()
+        began, self._round_began = self._round_began, None
+        return began
+
+    def take_drafts(self, drafted: Mapping[Request, Sequence[int]]) -> None:
+        """The draft model's guesses have come, for those requests of the round for which it could make any."""
+        self._is_drafting = False
+        self._drafted = drafted
 
     def process_output(self, batch: Batch) -> list[ScheduledRequest]:
         """Mark the rows of a finished step as computed; returns the requests in it whose run has not ended since."""
@@ -255,7 +293,12 @@ class Scheduler:
         self._tokens_accepted += accepted
         self._accepted_since_step += accepted
         self._tokens_computed += accepted
-        if request.prompt_lookup is not None:
+        if scheduled.drafted_by_model:
+            assert request.draft_pace is not None
+            self._tokens_drafted_by_model += len(scheduled.drafts)
+            self._tokens_accepted_by_model += accepted
+            request.draft_pace.update(request.context.length, len(scheduled.drafts), accepted)
+        elif request.prompt_lookup is not None:
             request.prompt_lookup.update_acceptance(request.context, accepted)
         request.dispatch_end = request.context.length
         request.next_position, request.samples_left = request.dispatch_end - 1, request.tokens_left
@@ -289,9 +332,16 @@ class Scheduler:
 
     def _standard_batch(self) -> Batch | None:
         """A step of standard rows, of all running requests; as many as one step holds."""
-        drafts = self._propose_drafts()
-        if drafts and self.num_in_flight:  # drafts must follow the tokens that are still on the device
+        if self._is_drafting:
             return None
+        proposal = self._propose_drafts()
+        if (proposal.drafts or proposal.to_draft) and self.num_in_flight:
+            return None  # drafts must follow the tokens that are still on the device
+        if proposal.to_draft:
+            self._to_draft, self._is_drafting = proposal.to_draft, True
+            self._round_began = self._clock()
+            return None
+        self._drafted = None
         row_limit = self._config.max_batch_tokens
         batch: list[ScheduledRequest] = []
         row = samples = 0
@@ -300,21 +350,28 @@ class Scheduler:
             rows = request.next_standard_rows(row_limit - row)
             if not rows or request.must_wait:
                 continue
-            scheduled = self._take_rows(request, row, rows, samples, drafts=drafts.get(request, ()))
+            scheduled = self._take_rows(request, row, rows, samples, drafts=proposal.drafts.get(request, NO_DRAFTS))
             batch.append(scheduled)
             row += scheduled.rows
             samples += len(scheduled.output_positions)
         return Batch(batch, row) if batch else None
 
-    def _propose_drafts(self) -> Mapping[Request, Sequence[int]]:
+    def _propose_drafts(self) -> Proposal:
         """Drafts by request, for the rows that would pad the next step, if all of its requests are decoding."""
         ready = [each for each in self.running if each.next_standard_rows(1) and not each.must_wait]
         spare = self._config.padding(len(ready))
         if not spare or not all(request.is_decoding for request in ready):
-            return {}
+            return NO_PROPOSAL
         rows_are_free = len(ready) != self._smallest_step_rows
         min_ngram = MIN_NGRAM if rows_are_free else MIN_NGRAM_ALONE
-        return propose_drafts(ready, spare, self._config.draft_tokens, min_ngram)
+        return propose_drafts(ready, spare, self._config.draft_tokens, min_ngram, self._draft_sequences, self._drafted)
+
+    def _requests_to_follow(self) -> Sequence[Request]:
+        """Running requests of which the draft model lacks tokens, if a step of all of them has rows for guesses."""
+        sequences = self._draft_sequences
+        if sequences is None or self._is_drafting or not self._config.padding(len(self.running)):
+            return ()
+        return [request for request in self.running if sequences.wants_to_follow(request)]
 
     def _take_rows(
         self,
@@ -323,21 +380,21 @@ class Scheduler:
         rows: int,
         sample_offset: int,
         output_positions: Sequence[int] = (),
-        drafts: Sequence[int] = (),
+        drafts: Drafts = NO_DRAFTS,
     ) -> ScheduledRequest:
         """The request's next `rows` rows, and its drafts, as a part of the step that is made; its progress moves on.
 
         Gives the context pages for their KV. `output_positions` are those of a custom-mask forward. In a standard step
         the last known token and the drafts after it are sampled.
         """
-        position = request.next_position
-        rows += len(drafts)
-        request.dispatch_end += len(drafts)
-        request.samples_left -= len(drafts)
+        position, guesses = request.next_position, len(drafts.tokens)
+        rows += guesses
+        request.dispatch_end += guesses
+        request.samples_left -= guesses
         self._grow(request, position + rows)
         request.next_position += rows
         if request.next_position == request.dispatch_end and request.samples_left > 0:
-            output_positions = _take_samples(request, len(drafts))
+            output_positions = _take_samples(request, guesses)
         return ScheduledRequest(
             request=request,
             run_number=request.run_number,
@@ -346,7 +403,8 @@ class Scheduler:
             position=position,
             output_positions=output_positions,
             sample_offset=sample_offset,
-            drafts=drafts,
+            drafts=drafts.tokens,
+            drafted_by_model=drafts.by_model,
         )
 
     def _grow(self, request: Request, tokens: int) -> None:

@@ -7,8 +7,8 @@ The methods of the scheduler return these:
     submit()          ──▶ events
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from jaxctx.cache.context_cache import Context
@@ -30,6 +30,7 @@ class ScheduledRequest:
     output_positions: Sequence[int]  # token indices of the rows that are sampled, or that a forward call asks about
     sample_offset: int  # of the first of these among all samples of the step
     drafts: Sequence[int] = ()  # guessed tokens, which the last rows compute
+    drafted_by_model: bool = False  # whether a draft model guessed them, and not a prompt lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,10 @@ class SchedulerOutput:
     batch: Batch | None  # None: there is nothing to compute now
     slots_to_load: Sequence[Request] = ()  # whose penalties, bias and min_tokens the device must know before the batch
     events: Sequence[SchedulerEvent] = ()  # in the order in which they happened
+    to_draft: Mapping[Request, int] = field(
+        default_factory=dict
+    )  # guesses that the draft model is to make before the next step
+    to_follow: Sequence[Request] = ()  # whose tokens the draft model is to compute after the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,8 @@ class SchedulerStats:
     tokens_restored: int
     tokens_drafted: int
     tokens_accepted: int
+    tokens_drafted_by_model: int
+    tokens_accepted_by_model: int
     preemptions: int
     suspensions: int
     tokens_queried: int

@@ -130,6 +130,10 @@ class Tokenizer:
         """What `tokenizer.json` would say of it, added tokens included."""
         return self._backend.to_str()
 
+    def vocabulary(self) -> dict[int, str]:
+        """The entry of every id that has one, added ones included."""
+        return {token: entry for entry, token in self._backend.get_vocab(with_added_tokens=True).items()}
+
     def largest_id(self) -> tuple[int, str]:
         """The largest id of the vocabulary, and its entry."""
         entry, token = max(self._backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])

@@ -62,6 +62,8 @@ def counter_families(engine_id: str, stats: EngineStats) -> Iterable[Family]:
     yield counter(table.COMPUTED_TOKENS, engine_id, stats.tokens_computed)
     yield counter(table.DRAFT_TOKENS, engine_id, stats.tokens_drafted)
     yield counter(table.ACCEPTED_DRAFTS, engine_id, stats.tokens_accepted)
+    yield counter(table.MODEL_DRAFTS, engine_id, stats.tokens_drafted_by_model)
+    yield counter(table.ACCEPTED_MODEL_DRAFTS, engine_id, stats.tokens_accepted_by_model)
     yield counter(table.STEPS, engine_id, stats.steps)
     yield counter(table.STEP_SECONDS, engine_id, stats.step_seconds)
     yield counter(table.ADMITTED, engine_id, stats.requests_admitted)

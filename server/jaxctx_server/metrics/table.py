@@ -153,6 +153,12 @@ DRAFT_TOKENS = Metric("jaxctx_draft_tokens_total", Kind.COUNTER, ENGINE, "Tokens
 ACCEPTED_DRAFTS = Metric(
     "jaxctx_accepted_draft_tokens_total", Kind.COUNTER, ENGINE, "Of these, tokens that were right."
 )
+MODEL_DRAFTS = Metric(
+    "jaxctx_model_draft_tokens_total", Kind.COUNTER, ENGINE, "Of the tokens guessed ahead, those of the draft model."
+)
+ACCEPTED_MODEL_DRAFTS = Metric(
+    "jaxctx_accepted_model_draft_tokens_total", Kind.COUNTER, ENGINE, "Of these, tokens that were right."
+)
 STEPS = Metric("jaxctx_steps_total", Kind.COUNTER, ENGINE, "Steps sent to the device.")
 STEP_SECONDS = Metric("jaxctx_step_seconds_total", Kind.COUNTER, ENGINE, "Time that steps took.")
 ADMITTED = Metric(
@@ -249,6 +255,8 @@ ENGINE_COUNTERS = (
     COMPUTED_TOKENS,
     DRAFT_TOKENS,
     ACCEPTED_DRAFTS,
+    MODEL_DRAFTS,
+    ACCEPTED_MODEL_DRAFTS,
     STEPS,
     STEP_SECONDS,
     ADMITTED,

@@ -51,6 +51,8 @@ def test_each_counter_has_its_own_field() -> None:
         "jaxctx_computed_tokens_total": NUMBERED.tokens_computed,
         "jaxctx_draft_tokens_total": NUMBERED.tokens_drafted,
         "jaxctx_accepted_draft_tokens_total": NUMBERED.tokens_accepted,
+        "jaxctx_model_draft_tokens_total": NUMBERED.tokens_drafted_by_model,
+        "jaxctx_accepted_model_draft_tokens_total": NUMBERED.tokens_accepted_by_model,
         "jaxctx_steps_total": NUMBERED.steps,
         "jaxctx_step_seconds_total": NUMBERED.step_seconds,
         "jaxctx_requests_admitted_total": NUMBERED.requests_admitted,

@@ -43,6 +43,9 @@ class IdleCore:
     def dispatch(self) -> None:
         return None
 
+    def dispatch_drafts(self) -> None:
+        return None
+
     def carry_out_moves(self) -> None:
         pass
 
