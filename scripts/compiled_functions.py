@@ -1,7 +1,8 @@
 """What `compile_checks.py` compiles: names, and how each is lowered for chips that need not be there.
 
 Nothing is allocated: all arguments are shapes. A name begins with "step", "short step" (of two layers of qwen3-0.6b, or
-of the model that is named), "write", "page copy", "page save", "page load" (of two layers) or "kernel".
+of the model that is named), "published step" (of a layer of each kind that a published model has), "write", "page
+copy", "page save", "page load" (of two layers) or "kernel".
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
+from published_models import PUBLISHED
 
 from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.default_sizes import default_page_size
 from jaxctx.engine.plan.mesh_plan import described_on
 from jaxctx.engine.runner.compiled_model import MAX_PAGES_PER_CALL, CompiledModel, StateFunction
-from jaxctx.model.config import SHAPES
+from jaxctx.model.config import SHAPES, AdapterSlots, ModelConfig
 from jaxctx.model.functional import abstract
+from jaxctx.model.registry import from_hf
 from jaxctx.model.sharding import make_mesh
 from jaxctx.model.weights import read_config
 from jaxctx_kernels import (
@@ -39,9 +43,30 @@ SHORT: Changes = {"layers": 2}  # of a model of which a step is counted: all lay
 EIGHT_BIT_WEIGHTS = ((16, "int8"), (512, "float8_e4m3fn"))  # rows and types of short steps
 WITH_EXPERTS = (("mixtral-8x7b", None), ("qwen3-30b-a3b", None), ("qwen3-30b-a3b", "int8"))
 """Models, and types of their weights, of short steps: a few large experts, and many small ones."""
-WITH_WINDOWS = "gemma-2-2b", "mistral-7b"
-"""Models of short steps: every other layer has a window and all scores a soft cap; all layers have a window."""
 WINDOWED = ((128, 4, 1024, None), (256, 2, 1024, 50.0))  # of kernels: head_dim, group, window, soft cap
+PUBLISHED_STEPS = (
+    "SmolLM2 135M",  # Llama; nine heads of 64, on three KV heads
+    "Mistral 7B Instruct v0.1",
+    "Qwen2.5 7B Instruct",
+    "Qwen1.5 MoE A2.7B",
+    "Gemma 2B",
+    "Gemma 2 2B",
+    "Gemma 3 1B",
+    "Phi-3 mini 4k",
+    "Phi-4 mini",
+    "Granite 3.1 8B Instruct",
+    "OLMo 3 7B",
+    "SmolLM3 3B",
+)
+"""Of each family whose steps are not among those above, in which a layer at least of each kind is compiled."""
+PUBLISHED_ROWS = 16
+PUBLISHED_TOKENS = 32768  # of the pool of such a step
+ADAPTERS = AdapterSlots(8, 16)
+PLAIN_ATTENTION = {
+    "gpu": (),
+    "tpu": ("SmolLM2 135M", "Phi-3 mini 4k"),
+}
+"""By platform, the published models that no kernel of it computes attention of."""
 HEAD_DIMS, PAGE_SIZES, GROUPS = (64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)
 LAYOUTS = tuple(  # head_dim, page size, group: the first with each of the others
     dict.fromkeys(
@@ -99,8 +124,10 @@ def functions() -> Iterator[tuple[str, Lower]]:
     for model_name, weights in WITH_EXPERTS:
         name = f"short step {model_name}, 16 rows" + (f", weights of {weights}" if weights else "")
         yield name, step(model_name, 16, weights_dtype=weights, changes=SHORT)
-    for model_name in WITH_WINDOWS:
-        yield f"short step {model_name}, 16 rows", step(model_name, 16, changes=SHORT)
+    name = f"short step llama-3.1-8b, 16 rows, {ADAPTERS.count} adapters of rank {ADAPTERS.rank}"
+    yield name, step("llama-3.1-8b", 16, changes={**SHORT, "adapters": ADAPTERS})
+    for model_name in PUBLISHED_STEPS:
+        yield f"published step {model_name}, {PUBLISHED_ROWS} rows", published_step(model_name, PUBLISHED_ROWS)
     for dtype, page_size, rows in WRITES:
         yield f"write {dtype}, {rows} rows, pages of {page_size}", write(dtype, page_size, rows)
     for function in MOVE_FUNCTIONS:
@@ -200,6 +227,41 @@ def step(
         return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
 
     return lower
+
+
+def published_step(model_name: str, rows: int) -> Lower:
+    """The whole step of an engine with pages in the platform's size, for a layer of each kind that the model has."""
+
+    def lower(chips: Chips) -> jax.stages.Lowered:
+        config = one_layer_of_each_kind(from_hf(PUBLISHED[model_name]))
+        platform = chips.one.platform
+        page_size = default_page_size(platform)
+        sizes = replace(
+            SIZES,
+            page_size=page_size,
+            pages=PUBLISHED_TOKENS // page_size,
+            max_context_tokens=min(SIZES.max_context_tokens, config.max_positions),
+        )
+        program = CompiledModel(*abstract(config, "bfloat16"), sizes, chips.one)
+        if (program.kernel.name == "reference") != (model_name in PLAIN_ATTENTION[platform]):
+            raise LookupError(f"{program.kernel.name} is chosen for attention: {program.kernel.why_no_kernel}")
+        return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
+
+    return lower
+
+
+def one_layer_of_each_kind(config: ModelConfig) -> ModelConfig:
+    """The model with as few layers as have all of its windows, position embeddings and feed-forward blocks."""
+    kinds = dict.fromkeys(
+        (config.attention_of(layer), config.experts_of(layer) is not None) for layer in range(config.layers)
+    )
+    dense = tuple(layer for layer, (_, has_experts) in enumerate(kinds) if not has_experts)
+    return replace(
+        config,
+        layers=len(kinds),
+        layer_attention=tuple(attention for attention, _ in kinds),
+        experts=config.experts and replace(config.experts, dense_layers=dense),
+    )
 
 
 def engine(

@@ -79,6 +79,12 @@ def mesh_shape(config: ModelConfig, tensor: int, platform: str) -> tuple[int, in
     return kv, tensor // kv
 
 
+def mesh_that_divides(config: ModelConfig, tensor: int, platform: str) -> tuple[int, int] | None:
+    """The sizes of the axes "kv" and "group" that `tensor` devices have; None: the model does not divide over them."""
+    sizes = mesh_shape(config, tensor, platform)
+    return None if _odd_axes(config, *sizes) else sizes
+
+
 def check_divisible(config: ModelConfig, mesh: Mesh) -> None:
     """Raise InvalidArgument unless every split axis of the model has equal parts on `mesh`."""
     _check(config, mesh.shape[KV], mesh.shape[GROUP], mesh.devices.flat[0].platform)
@@ -87,7 +93,7 @@ def check_divisible(config: ModelConfig, mesh: Mesh) -> None:
 def _check(config: ModelConfig, kv: int, group: int, platform: str) -> None:
     odd = _odd_axes(config, kv, group)
     if odd:
-        fitting = [n for n in range(1, config.heads + 1) if not _odd_axes(config, *mesh_shape(config, n, platform))]
+        fitting = [n for n in range(1, config.heads + 1) if mesh_that_divides(config, n, platform)]
         would = ", ".join(map(str, fitting))
         why = f"{kv * group} devices do not divide the model's {' and '.join(odd)}; these numbers do: {would}"
         raise InvalidArgument.field("tensor", why)

@@ -230,6 +230,8 @@ def plan(config: "PlanConfig") -> int:
         print(f"{model} on {config.target}: {found.sizes.in_words}")
         for line in plan_lines(found.mesh or found.memory):
             print(line)
+    if found.larger:
+        print(f"{PROGRAM}: {model}: nothing is left for KV on {config.target}; {found.larger}", file=sys.stderr)
     return OK if found.memory.tokens >= max(1, config.kv_tokens or 1) else MODEL
 
 

@@ -1,6 +1,7 @@
 """A model directory to a running engine. With `engine_settings`, the only file here that knows models and JAX."""
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from jaxctx.engine.drafting.sizes import DRAFT_STEP_ROWS, draft_config
 from jaxctx.engine.drafting.vocabulary import require_same_vocabulary
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import ServedDraft, ServedModel, open_engine, use_compilation_cache
+from jaxctx.engine.plan.chips_needed import chips_needed, weights_bytes
 from jaxctx.engine.plan.memory_planner import (
     TARGETS,
     compiling_for,
@@ -49,7 +51,7 @@ from jaxctx.model.config import SHAPES, AdapterSlots, ModelConfig
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sharding import logical_sharding, make_mesh
+from jaxctx.model.sharding import GROUP, KV, logical_sharding, make_mesh
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import MatrixTypes, load_model, read_config, run_dtype, stored_matrix_types
 from jaxctx.model.weights.formats import open_source
@@ -165,12 +167,14 @@ def _plan_one_chip(config: PlanConfig, progress: Progress) -> EnginePlan:
         check_matmul_dtype(model, config.matmul_dtype, platform)
         known = model_memory(config, model, params, place, platform, memory)
         kernel = wanted_kernel(config.attention)
-        if config.draft_model is not None:
-            drafting = _draft_settings(config, config.draft_model)
-            with _draft_errors(config.draft_model):
-                draft, draft_params = _described(drafting, _shape(drafting))
-            known = _beside_draft(config, model, draft, draft_params, known, place, platform, kernel, progress)
-        return _measure(config, model, params, place, platform, known, kernel, progress)
+        with _naming_larger_machines(config, model, params, memory, (1, 1)) as larger:
+            if config.draft_model is not None:
+                drafting = _draft_settings(config, config.draft_model)
+                with _draft_errors(config.draft_model):
+                    draft, draft_params = _described(drafting, _shape(drafting))
+                known = _beside_draft(config, model, draft, draft_params, known, place, platform, kernel, progress)
+            found = _measure(config, model, params, place, platform, known, kernel, progress)
+            return found if found.memory.tokens else replace(found, larger=larger())
 
 
 def _plan_mesh(config: PlanConfig, progress: Progress) -> EnginePlan:
@@ -199,7 +203,43 @@ def _plan_mesh(config: PlanConfig, progress: Progress) -> EnginePlan:
             )
             return EnginePlan(sizes, measured.memory, measured)
 
-        return _first_with_enough_kv(choices_of_sizes(config, platform, known), known, measure)
+        memory = machine.target.memory
+        with _naming_larger_machines(config, model, params, memory, (mesh.shape[KV], mesh.shape[GROUP])) as larger:
+            found = _first_with_enough_kv(choices_of_sizes(config, platform, known), known, measure)
+            return found if found.memory.tokens else replace(found, larger=larger())
+
+
+@contextmanager
+def _naming_larger_machines(
+    config: PlanConfig, model: DecoderModel, params: FlatParams, memory: int, mesh: tuple[int, int]
+) -> Iterator[Callable[[], str]]:
+    """Raise StartError, naming a machine that is large enough, where chips of `memory` bytes each are too small.
+
+    That is at once for weights that do not fit, and where a compiler refuses what is compiled inside. What is yielded
+    returns the name in words: for a plan that leaves nothing for KV. `mesh`: the sizes of its axes "kv" and "group".
+    """
+
+    def larger() -> str:
+        if config.target == "here" or config.draft_model is not None:  # which runs on one chip
+            return ""
+        chip = re.sub(r"^\d+x|-\d+$", "", config.target) if config.target not in TARGETS else config.target
+        needed = chips_needed(model, params, chip, more_than=mesh[0] * mesh[1])
+        return f"no machine of {chip} that the model divides over holds it" if needed is None else needed.describe(chip)
+
+    def refuse(why: str) -> StartError:
+        name = "the bundled model" if config.model is None else config.model
+        return StartError("; ".join(filter(None, (f"{name}: does not fit on {config.target}: {why}", larger()))), MODEL)
+
+    weights = weights_bytes(model, params, *mesh)
+    if weights > memory:
+        of_each = "" if mesh == (1, 1) else " of each chip"
+        raise refuse(f"weights take {weights / 2**30:,.1f} GiB of {memory / 2**30:,.1f} GiB{of_each}")
+    try:
+        yield larger
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise refuse("beside the weights its memory is too small for a step") from error
 
 
 def check(config: CheckConfig, on_case: OnCase) -> KernelReport:

@@ -14,3 +14,4 @@ class EnginePlan:
     sizes: Sizes
     memory: MemoryPlan
     mesh: MeshPlan | None = None  # of several chips
+    larger: str = ""  # in words, a machine that is large enough where nothing is left for KV, if one is known

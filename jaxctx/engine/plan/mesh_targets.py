@@ -43,6 +43,14 @@ def mesh_target(name: str) -> MeshTarget:
     raise InvalidArgument.field("target", f"{name!r} is not known; known are here, {', '.join(known_targets())}")
 
 
+def machines_of(chip: str) -> list[tuple[int, str]]:
+    """The machines of several of these chips, smallest first: how many devices each has, and its name."""
+    if chip in ("h100", "h200"):
+        return [(count, f"{count}x{chip}") for count in GPUS_OF_A_HOST]
+    cores_of_a_device = 2 if chip == "v5p" else 1  # of v7x a device is a core, and so is what the number counts
+    return [(number // cores_of_a_device, f"{chip}-{number}") for number in SLICES.get(chip, ())]
+
+
 def known_targets() -> list[str]:
     """All names of targets: of one chip and, with the numbers that there may be, of several."""
     gpus = "|".join(map(str, GPUS_OF_A_HOST))
