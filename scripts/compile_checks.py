@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile kernels and whole steps for TPUs, an H200 and an A100 with the vendors' compilers, on any machine.
 
-    scripts/compile_checks.py [--target v5e …] [--only PATTERN] [--update]
+    scripts/compile_checks.py [--target v5e …] [--only PATTERN] [--all] [--update]
 
 Nothing is allocated or run. What each function of compiled_functions.py takes is compared with compile_baseline.json:
 
@@ -30,7 +30,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -56,6 +56,8 @@ CUDA = "jax-cuda13-plugin"
 PACKAGES = {"v5e": "libtpu", "v6e": "libtpu", "v7x": "libtpu", "h200": CUDA, "a100-80gb": CUDA}
 SOME = {"v7x": ("write *", "page *"), "a100-80gb": ("published step Gemma 2 2B,*",)}
 """Targets that are checked in part: the patterns of names of what is."""
+LATER = {"v6e": ("published step *", "page *", "kernel *pages of 32,*", "kernel *pages of 128,*")}
+"""Patterns of names of what only `--all` checks: v5e, whose compiler is the same, shows most of it sooner."""
 WITH_BUNDLES = (
     *("short step, 16 rows", "short step, 16 rows, KV of int8 in *"),
     *("write *", "kernel *pages of 16,*", "kernel *pages of 64,*"),
@@ -236,9 +238,18 @@ def parts(target: str) -> list[Part]:
     return [part for part in (Part(target, False), Part(target, True)) if part.names()]
 
 
-def check(part: Part, only: str, kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
-    """Run the checks of a part of a target. Returns how many failed and, with `update`, what to keep of them."""
-    target, names = part.target, part.names()
+def selected(part: Part, only: str, *, everything: bool) -> list[str]:
+    """The names of a part's functions that match `only`; without `everything` not those of LATER."""
+    later = () if everything else LATER.get(part.target, ())
+    return [name for name in part.names() if fnmatch.fnmatch(name, only) and not matches(name, later)]
+
+
+def check(part: Part, names: Sequence[str], kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
+    """Run the checks of these names of a part of a target.
+
+    Returns how many failed and, with `update`, what to keep of the part.
+    """
+    target = part.target
     jax.config.update("jax_enable_compilation_cache", False)  # of what is found there compilers write nothing
     with ExitStack() as stack:
         bundles = Path(stack.enter_context(dump_bundles())) if part.counted else None
@@ -252,7 +263,7 @@ def check(part: Part, only: str, kept: dict[str, Any], update: bool) -> tuple[in
         all_found = dict(kept["functions"]) if same else {}
         failed = 0
         for name, lower in functions():
-            if name not in names or not fnmatch.fnmatch(name, only):
+            if name not in names:
                 continue
             start = time.monotonic()
             try:
@@ -267,7 +278,7 @@ def check(part: Part, only: str, kept: dict[str, Any], update: bool) -> tuple[in
             print(f"{target}: {name}: {verdict} ({time.monotonic() - start:.1f} s)", flush=True)
     if not update:
         return failed, kept
-    all_found = {name: all_found[name] for name in names if name in all_found}  # those of former functions are dropped
+    all_found = {name: all_found[name] for name in part.names() if name in all_found}  # no former functions
     if tools is not None:
         kept = {**kept, "tools": dict(tools.versions)}
     return failed, {**kept, "versions": versions, "functions": all_found}
@@ -293,18 +304,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", nargs="+", choices=list(PACKAGES), default=list(PACKAGES))
     parser.add_argument("--only", default="*", help="names of functions, with * and ?")
+    parser.add_argument("--all", action="store_true", help="also what takes long and seldom shows anything, see LATER")
     parser.add_argument("--update", action="store_true", help="write what is found as the baseline")
     options = parser.parse_args()
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     nothing: dict[str, Any] = {"versions": {}, "functions": {}}
     failed = missing = 0
     updated: dict[str, Any] = {}
-    to_run = [part for target in options.target for part in parts(target)]
+    everything = options.all or options.update
+    to_run = {
+        part: selected(part, options.only, everything=everything) for target in options.target for part in parts(target)
+    }
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(to_run), spawn, max_tasks_per_child=1) as pool:  # libtpu reads its flags only once
         running = {
-            part: pool.submit(check, part, options.only, baseline.get(part.target, nothing), options.update)
-            for part in to_run
+            part: pool.submit(check, part, names, baseline.get(part.target, nothing), options.update)
+            for part, names in to_run.items()
         }
         for part, result in running.items():
             try:

@@ -32,6 +32,7 @@ from scripts.compile_checks import (
     is_checked,
     matches,
     parts,
+    selected,
     takes_pages,
     updates_pages,
 )
@@ -144,10 +145,20 @@ def test_some_targets_are_checked_in_part() -> None:
     assert is_checked("v7x", "write int8, 64 rows, pages of 64")
     assert is_checked("v7x", "page load, int8, pages of 128")
     assert not is_checked("v7x", "step qwen3-0.6b, 512 rows")
-    assert not is_checked("v5e", "short step mistral-7b, 16 rows")
-    assert is_checked("h200", "short step mistral-7b, 16 rows")
-    assert is_checked("a100-80gb", "short step gemma-2-2b, 16 rows")
+    assert is_checked("a100-80gb", "published step Gemma 2 2B, 16 rows")
     assert not is_checked("a100-80gb", "short step, 16 rows")
+
+
+def test_what_takes_long_is_left_for_later() -> None:
+    for part in (*parts("v5e"), *parts("h200")):
+        assert selected(part, "*", everything=False) == part.names()
+    (others, _) = parts("v6e")
+    now, later = selected(others, "*", everything=False), selected(others, "*", everything=True)
+    assert later == others.names()
+    assert {*now} < {*later}
+    assert {"step qwen3-0.6b, 16 rows", "short step, 512 rows"} <= {*now}
+    assert not [name for name in now if name.startswith("published step")]
+    assert selected(others, "published step Gemma 2B,*", everything=True) == ["published step Gemma 2B, 16 rows"]
 
 
 def test_the_baseline_has_every_check() -> None:
