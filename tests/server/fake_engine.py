@@ -140,6 +140,7 @@ class FakeEngine:
     context_reason: str = ""
     weights_in_words: str = ""
     sizes_in_words = "page 4, 4 at once, 16 rows a step (as set)"
+    draft_in_words = ""
     host_tier_in_words = ""
     attention = AttentionChoice("reference", AttentionReason.PLATFORM)
     attention_status: Attention | None = attention.as_status()
