@@ -13,7 +13,7 @@ import re
 import jax
 import jax.numpy as jnp
 
-from compiler_output.wide_weights import COMPUTATION, INSTRUCTION, OPERAND, calls, elements, is_product
+from compiler_output.wide_weights import elements, written_arrays
 
 LARGE = 1 << 19  # elements; whatever is smaller costs nothing
 COPYING = ("copy", "copy-start", "transpose", "convert", "reshape", "fusion")
@@ -34,21 +34,14 @@ def large_weights(lowered: jax.stages.Lowered) -> set[int]:
 
 def weight_copies(hlo: str, sizes: set[int]) -> list[str]:
     """The instructions of compiled HLO that make of an array of one of these sizes another one, in main memory."""
-    computations = {name: INSTRUCTION.findall(body) for name, body in COMPUTATION.findall(hlo)}
-    fused = {
-        called for body in computations.values() for *_, operation, rest in body for called in calls(operation, rest)
-    }
-    types = {name: result for body in computations.values() for name, result, _, _ in body}
     found = []
-    for computation, body in computations.items():
-        for name, result, operation, rest in body:
-            if computation in fused or operation not in COPYING or is_product(computations, operation, rest):
-                continue
-            operands = [types.get(operand, "") for operand in OPERAND.findall(rest.partition("), ")[0])]
-            read = {elements(shape) for operand in operands for shape, _ in FLOATING.findall(operand)} & sizes
-            made = FLOATING.findall(result)
-            if operation == "copy-start":  # its result has the target, then the source
-                made = made[:1] if BESIDE_THE_CORES not in result else []
-            if read & {elements(shape) for shape, layout in made if BESIDE_THE_CORES not in layout}:
-                found.append(f"{name} = {result} {operation}")
+    for written in written_arrays(hlo):
+        if written.operation not in COPYING:
+            continue
+        read = {elements(shape) for operand in written.operands for shape, _ in FLOATING.findall(operand)} & sizes
+        made = FLOATING.findall(written.result)
+        if written.operation == "copy-start":  # its result has the target, then the source
+            made = made[:1] if BESIDE_THE_CORES not in written.result else []
+        if read & {elements(shape) for shape, layout in made if BESIDE_THE_CORES not in layout}:
+            found.append(str(written))
     return found

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,32 @@ def eight_bit_weights(lowered: jax.stages.Lowered) -> set[int]:
     return {each.size for each in weights} | {each.size // each.shape[0] for each in weights if each.ndim == 3}
 
 
+class Written(NamedTuple):
+    """An instruction of compiled HLO that writes its result to memory, and is no product."""
+
+    name: str
+    result: str  # its type, and those of its operands
+    operation: str
+    operands: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.result} {self.operation}"
+
+
+def written_arrays(hlo: str) -> Iterator[Written]:
+    """All of them, in the order of the text: what is inside a fusion is not written."""
+    computations = {name: INSTRUCTION.findall(body) for name, body in COMPUTATION.findall(hlo)}
+    fused = {
+        called for body in computations.values() for *_, operation, rest in body for called in calls(operation, rest)
+    }
+    types = {name: result for body in computations.values() for name, result, _, _ in body}
+    for computation, body in computations.items():
+        for name, result, operation, rest in body:
+            if computation not in fused and not is_product(computations, operation, rest):
+                operands = [types.get(operand, "") for operand in OPERAND.findall(rest.partition("), ")[0])]
+                yield Written(name, result, operation, operands)
+
+
 def wide_arrays(hlo: str, sizes: set[int]) -> list[str]:
     """The instructions of compiled HLO that make of an array of 8 bits a floating one of as many elements, in memory.
 
@@ -43,19 +70,12 @@ def wide_arrays(hlo: str, sizes: set[int]) -> list[str]:
     """
     if not sizes:
         return []
-    computations = {name: INSTRUCTION.findall(body) for name, body in COMPUTATION.findall(hlo)}
-    fused = {
-        called for body in computations.values() for *_, operation, rest in body for called in calls(operation, rest)
-    }
-    types = {name: result for body in computations.values() for name, result, _, _ in body}
     found = []
-    for computation, body in computations.items():
-        for name, result, operation, rest in body:
-            operands = [types.get(operand, "") for operand in OPERAND.findall(rest.partition("), ")[0])]
-            narrow = {elements(shape) for operand in operands for shape in NARROW.findall(operand)} & sizes
-            wide = {elements(shape) for shape in WIDE.findall(result)}
-            if computation not in fused and narrow & wide and not is_product(computations, operation, rest):
-                found.append(f"{name} = {result} {operation}")
+    for written in written_arrays(hlo):
+        narrow = {elements(shape) for operand in written.operands for shape in NARROW.findall(operand)} & sizes
+        wide = {elements(shape) for shape in WIDE.findall(written.result)}
+        if narrow & wide:
+            found.append(str(written))
     return found
 
 
