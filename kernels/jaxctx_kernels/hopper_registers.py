@@ -7,7 +7,7 @@ operations of `WordOperations` only, so that numpy can do the same to every bit 
 Called by `mosaic_hopper`. Nothing here reads or writes global memory, or knows of tiles and steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -27,6 +27,7 @@ from jaxctx_kernels.gpu_schedule import SIDE
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
 Branch: Any = scf.IfOp  # types are known of its base class only
 Ref: TypeAlias = Any  # to memory of the device
+Results = TypeVar("Results")  # arrays in registers
 Word = TypeVar("Word")  # 32 bits: a value of the compiler's, or a numpy array of uint32
 
 INT8_UNIT = 64  # what `widened_int8` divides by
@@ -159,6 +160,40 @@ def accumulated(start: Float32[Array, "64 columns"], a: Any, b: Ref) -> Float32[
 
     result: jax.Array = pl.run_state(add)(plgpu.ACC.init(start))
     return result
+
+
+def overlapped(
+    query: Any,
+    key: Ref,
+    outputs: Sequence[Float32[Array, "64 columns"]],
+    weights: BFloat16[Array, "64 64"],
+    values: Sequence[Ref],
+    then: Callable[[Float32[Array, "64 64"]], Results],
+    like: Results,
+) -> tuple[tuple[Float32[Array, "64 columns"], ...], Results]:
+    """Outputs plus the products of weights and values, and `then(query @ key)`, which is computed meanwhile.
+
+    What `then` returns may not be kept in the registers of `weights`, which are still read: round it later. `like`: any
+    arrays like those that it returns, in the same layouts.
+    """
+
+    def multiply_both(state: Any) -> None:
+        accumulators, results = state
+
+        def start(scores: Ref) -> jax.Array:
+            plgpu.wgmma(scores, query, key)
+            for accumulator, value in zip(accumulators, values, strict=True):
+                plgpu.wgmma(accumulator, weights, value)
+            score: jax.Array = plgpu.wgmma_accumulator_load(scores, wait_n=len(values))
+            return score
+
+        new = then(pl.run_scoped(start, plgpu.ACC((SIDE, SIDE), jnp.float32)))
+        for result, ref in zip(jax.tree.leaves(new), jax.tree.leaves(results), strict=True):
+            ref[...] = result
+
+    starts = tuple(plgpu.ACC.init(output) for output in outputs)
+    sums: tuple[tuple[jax.Array, ...], Results] = pl.run_state(multiply_both)((starts, like))
+    return sums
 
 
 def product(a: Any, b: Ref, columns: int) -> Float32[Array, "64 columns"]:

@@ -14,7 +14,8 @@ What is multiplied is bfloat16. Values of 8 bits stay so in the rings; consumers
 both half of a step's that they share. Their scales multiply the scores, and the weights before they are rounded.
 
 Most steps are *full*: all rows of a product belong to the item and see all 64 tokens. Their loop masks nothing, keeps
-weights in registers and adds up outputs in place. The others follow in a loop of their own. With a sliding window there
+weights in registers and adds up outputs in place; where consumers share steps, while the next step's weights are
+computed: see `attend_overlapped`. The others follow in a loop of their own. With a sliding window there
 are also some before: these two loops are in one of two rounds, so that each is there once.
 
     first round    masked, where windows begin ▶ full          second round    masked, where rows end ▶ none
@@ -61,7 +62,7 @@ from jaxctx_kernels.gpu_schedule import (
     scatter_outputs,
 )
 from jaxctx_kernels.gpu_scores import capped
-from jaxctx_kernels.hopper_registers import INT8_UNIT, accumulated, product, shrunk, widened_int8
+from jaxctx_kernels.hopper_registers import INT8_UNIT, accumulated, overlapped, product, shrunk, widened_int8
 from jaxctx_kernels.kv_cache import KVPages, QuantizedKV, fits_hopper_kernel, kv_values, without_stored_bits
 from jaxctx_kernels.metadata import AttentionMetadata, MetadataShape
 from jaxctx_kernels.reference import MASKED_SCORE
@@ -76,7 +77,7 @@ BY_COLUMN = BY_PRODUCT.reduce(0)  # how a warpgroup's registers hold a value for
 MAXIMUM_SLACK = 8.0  # how far scores may be above what weights are relative to: these are 2**8 at most
 LOWEST_MAXIMUM = MASKED_SCORE / 100  # far above a masked score, which is scaled: its weight is 0 whatever else is seen
 
-# Places of `SharedMemory.widened` where both consumers use them.
+# Places of `SharedMemory.widened` where both consumers use them, values from VALUES on.
 KEYS, VALUES = range(2)
 
 
@@ -101,7 +102,7 @@ class SharedMemory(NamedTuple):
     v: Ring
     weights: Ref  # [consumers, 64, 64], for the product with values; None where registers hold them
     cleared: Ref
-    widened: Ref  # [2, 64, head_dim], keys and values of 8 bits as they are multiplied, see `widen`; None for others
+    widened: Ref  # [2 or 3, 64, head_dim], keys and values of 8 bits as they are multiplied, see `widen`, or None
     both_widened: tuple[Ref, Ref]
 
 
@@ -113,6 +114,15 @@ class RunningSoftmax(NamedTuple):
         Array, "64"
     ]  # in base 2; what weights are relative to, which scores exceed by MAXIMUM_SLACK at most
     weight_sum: Float32[Array, "64"]
+
+
+class WeighedStep(NamedTuple):
+    """The softmax of a step's scores, merged with what came before."""
+
+    weight: Float32[Array, "64 64"]
+    max_score: Float32[Array, "64"]  # as in RunningSoftmax
+    weight_sum: Float32[Array, "64"]
+    shrink: Float32[Array, "64"]  # what outputs from before are to be multiplied by
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +157,11 @@ class Consumer:
     def has_registers_to_spare(self) -> bool:
         """Whether outputs leave room for weights beside a product; else only full steps, without one, have them."""
         return self.head_dim <= 128
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a full step's values are multiplied while the next one's weights are computed."""
+        return has_overlap(self.config, self.head_dim)
 
     @property
     def holds_query(self) -> bool:
@@ -256,6 +271,7 @@ def attend_work_units(
 def shared_memory(k_pages: KVPages, config: TileConfig) -> SharedMemory:
     """The types of a unit's shared memory."""
     dim = kv_values(k_pages).shape[3]
+    places = CONSUMERS + has_overlap(config, dim)  # the values of a step and of the next
     return SharedMemory(
         q=swizzled((CONSUMERS, SIDE, dim), jnp.bfloat16),
         q_full=plgpu.Barrier(num_barriers=CONSUMERS),
@@ -263,9 +279,14 @@ def shared_memory(k_pages: KVPages, config: TileConfig) -> SharedMemory:
         v=ring(k_pages, config),
         weights=None if config.in_registers and dim <= 128 else swizzled((CONSUMERS, SIDE, SIDE), jnp.bfloat16),
         cleared=plgpu.Barrier(num_arrivals=config.parts),
-        widened=swizzled((CONSUMERS, SIDE, dim), jnp.bfloat16) if isinstance(k_pages, QuantizedKV) else None,
+        widened=swizzled((places, SIDE, dim), jnp.bfloat16) if isinstance(k_pages, QuantizedKV) else None,
         both_widened=tuple(plgpu.Barrier(num_arrivals=config.parts) for _ in (KEYS, VALUES)),
     )
+
+
+def has_overlap(config: TileConfig, dim: int) -> bool:
+    """See `Consumer.overlaps`. Where consumers take turns memory has more to do than either of them."""
+    return config.in_registers and config.parts > 1 and dim <= 128
 
 
 def ring(pages: KVPages, config: TileConfig) -> Ring:
@@ -449,9 +470,10 @@ def attend_pair(
     full_turns = turns_until(jnp.minimum(steps.end, pair[FULL_STEPS]), first, config)
     is_whole = (row <= 0) & (row + pair[ROWS] * config.group >= config.rows * config.group)
     full_turns = jnp.where(is_whole, full_turns, 0)
-    full, ragged = (partial(attend_step, consumer, consumed, first, is_full) for is_full in (True, False))
+    full = partial(attend_full_steps, consumer, consumed, first)
+    ragged = partial(attend_step, consumer, consumed, first, False)
     if config.window is None:
-        carry = lax.fori_loop(0, full_turns, full, carry)
+        carry = full(jnp.zeros_like(full_turns), full_turns, carry)
         return cast(RunningSoftmax, lax.fori_loop(full_turns, turns_until(steps.end, first, config), ragged, carry))
     turns = turns_until(steps.end, first, config)
     masked_turns = jnp.minimum(turns_until(pair[MASKED_STEPS], first, config), full_turns)
@@ -461,7 +483,7 @@ def attend_pair(
         is_first = number == 0
         begin, ragged_end = jnp.where(is_first, 0, full_turns), jnp.where(is_first, masked_turns, turns)
         carry = lax.fori_loop(begin, ragged_end, ragged, carry)
-        return cast(RunningSoftmax, lax.fori_loop(ragged_end, jnp.where(is_first, full_turns, turns), full, carry))
+        return full(ragged_end, jnp.where(is_first, full_turns, turns), carry)
 
     return cast(RunningSoftmax, lax.fori_loop(0, 2, walk_round, carry))
 
@@ -482,11 +504,7 @@ def attend_step(
     shared, stage = consumer.shared, lax.rem(pair.offset + step, consumer.stages)
     seen = None if is_full else tokens_seen(pair, step)
     score, unit = masked_scores(consumer, pair.query, stage, seen)
-    highest = score.max(axis=1) * unit
-    max_score = jnp.where(highest > carry.max_score + MAXIMUM_SLACK, highest, carry.max_score)
-    weight = jnp.exp2(score * unit - in_columns(max_score, SIDE))
-    shrink = jnp.exp2(carry.max_score - max_score)
-    weight_sum = weight.sum(axis=1)
+    weight, max_score, weight_sum, shrink = weigh(score, unit, carry.max_score, carry.weight_sum)
     if consumer.is_quantized:
         plgpu.barrier_wait(shared.v.full.at[stage])  # the weights need the values' scales
     scale = load_scales(shared.v.buffers, stage)
@@ -509,7 +527,104 @@ def attend_step(
     inside = None if is_full else pair.inside
     outputs = add_values(consumer, weights, value, carry.outputs, shrink, inside)
     plgpu.barrier_arrive(shared.v.free.at[stage])
-    return RunningSoftmax(outputs, max_score, carry.weight_sum * shrink + weight_sum)
+    return RunningSoftmax(outputs, max_score, weight_sum)
+
+
+def attend_full_steps(
+    consumer: Consumer, pair: ConsumedPair, first: jax.Array, begin: jax.Array, end: jax.Array, carry: RunningSoftmax
+) -> RunningSoftmax:
+    """Merge the full steps of the turns `begin` up to, without, `end`, of which there may be none."""
+    if not consumer.overlaps:
+        return cast(RunningSoftmax, lax.fori_loop(begin, end, partial(attend_step, consumer, pair, first, True), carry))
+    merge = partial(attend_overlapped, consumer, pair, first, begin, end)
+    return cast(RunningSoftmax, lax.cond(begin < end, merge, lambda unchanged: unchanged, carry))
+
+
+def attend_overlapped(
+    consumer: Consumer, pair: ConsumedPair, first: jax.Array, begin: jax.Array, end: jax.Array, carry: RunningSoftmax
+) -> RunningSoftmax:
+    """Merge at least one full step. The values of each are multiplied while the weights of the next are computed.
+
+        tensor cores    scores 0             scores 1, values 0 ▶            scores 2, values 1 ▶
+        instructions              weights 0                     weights 1                       weights 2
+    """
+    shared = consumer.shared
+
+    def stage_of(turn: jax.Array) -> jax.Array:
+        return lax.rem(pair.offset + first + turn, consumer.stages)
+
+    def weigh_step(
+        key_scale: Float32[Array, "64"] | None,
+        stage: jax.Array,
+        max_score: Float32[Array, "64"],
+        weight_sum: Float32[Array, "64"],
+        product: Float32[Array, "64 64"],
+    ) -> WeighedStep:
+        """Of a step whose keys were multiplied, with the values' scales. The values are there and widened then."""
+        plgpu.barrier_arrive(shared.k.free.at[stage])
+        score, unit = capped(scale_columns(product, key_scale), score_unit(consumer), consumer.config.soft_cap)
+        weighed = lax.optimization_barrier(weigh(score, unit, max_score, weight_sum))
+        # Compilers do not move what is above beyond this: a wait for values that are multiplied now stays below.
+        plgpu.barrier_wait(shared.v.full.at[stage])
+        weight = scale_columns(weighed.weight, load_scales(shared.v.buffers, stage))
+        widen(consumer, shared.v.buffers, stage, VALUES)
+        return weighed._replace(weight=weight)
+
+    def merge_step(turn: jax.Array, carry: tuple[RunningSoftmax, Any]) -> tuple[RunningSoftmax, Any]:
+        """The weights of a turn's step, and the product of those of the step before with its values."""
+        before, weights = carry
+        stage, last = stage_of(turn), stage_of(turn - 1)
+        plgpu.barrier_wait(shared.k.full.at[stage])
+        key_scale, key = load_scales(shared.k.buffers, stage), widen(consumer, shared.k.buffers, stage, KEYS)
+        value = multiplied(consumer, shared.v.buffers, last, VALUES)
+        outputs, weighed = overlapped(
+            pair.query,
+            key.transpose((1, 0)),
+            before.outputs,
+            weights,
+            [value.at[:, columns] for columns in consumer.columns],
+            partial(weigh_step, key_scale, stage, before.max_score, before.weight_sum),
+            WeighedStep(in_columns(before.max_score, SIDE), before.max_score, before.weight_sum, before.max_score),
+        )
+        plgpu.barrier_arrive(shared.v.free.at[last])
+        outputs = shrunk(outputs, weighed.shrink, in_registers=True)
+        return RunningSoftmax(outputs, weighed.max_score, weighed.weight_sum), weighed.weight.astype(jnp.bfloat16)
+
+    stage = stage_of(begin)
+    plgpu.barrier_wait(shared.k.full.at[stage])
+    key_scale, key = load_scales(shared.k.buffers, stage), widen(consumer, shared.k.buffers, stage, KEYS)
+    score = product(pair.query, key.transpose((1, 0)), SIDE)
+    weighed = weigh_step(key_scale, stage, carry.max_score, carry.weight_sum, score)
+    outputs = shrunk(carry.outputs, weighed.shrink, in_registers=True)
+    carry = RunningSoftmax(outputs, weighed.max_score, weighed.weight_sum)
+    carry, weights = lax.fori_loop(begin + 1, end, merge_step, (carry, weighed.weight.astype(jnp.bfloat16)))
+    last = stage_of(end - 1)
+    value = multiplied(consumer, shared.v.buffers, last, VALUES)
+    outputs = tuple(
+        accumulated(output, weights, value.at[:, columns])
+        for output, columns in zip(carry.outputs, consumer.columns, strict=True)
+    )
+    plgpu.barrier_arrive(shared.v.free.at[last])
+    return carry._replace(outputs=outputs)
+
+
+def weigh(
+    score: Float32[Array, "64 64"],
+    unit: float,
+    max_score: Float32[Array, "64"],
+    weight_sum: Float32[Array, "64"],
+) -> WeighedStep:
+    """The weights of scores times `unit`. `max_score` and `weight_sum`: of what came before."""
+    highest = score.max(axis=1) * unit
+    new_max = jnp.where(highest > max_score + MAXIMUM_SLACK, highest, max_score)
+    weight = jnp.exp2(score * unit - in_columns(new_max, SIDE))
+    shrink = jnp.exp2(max_score - new_max)
+    return WeighedStep(weight, new_max, weight_sum * shrink + weight.sum(axis=1), shrink)
+
+
+def score_unit(consumer: Consumer) -> float:
+    """What products of queries and keys are to be multiplied by to be scores in base 2."""
+    return consumer.head_dim**-0.5 * log2(e) * consumer.widened_unit
 
 
 def tokens_seen(pair: ConsumedPair, step: jax.Array) -> Bool[Array, "64 64"]:
@@ -527,13 +642,13 @@ def masked_scores(
     Times the second result they are scaled and capped, in base 2; with a cap all are higher by a constant.
     Waits for the keys and gives their buffer back.
     """
-    ring, unit = consumer.shared.k, consumer.head_dim**-0.5 * log2(e) * consumer.widened_unit
+    ring = consumer.shared.k
     plgpu.barrier_wait(ring.full.at[stage])
     scale, key = load_scales(ring.buffers, stage), widen(consumer, ring.buffers, stage, KEYS)
     score = product(query, key.transpose((1, 0)), SIDE)
     plgpu.barrier_arrive(ring.free.at[stage])
     soft_cap = consumer.config.soft_cap
-    score, unit = capped(scale_columns(score, scale), unit, soft_cap)
+    score, unit = capped(scale_columns(score, scale), score_unit(consumer), soft_cap)
     masked = MASKED_SCORE if soft_cap is None else MASKED_SCORE / unit  # a cap may be so small that it were too high
     return score if seen is None else jnp.where(seen, score, masked), unit
 
@@ -590,20 +705,32 @@ def scale_columns(x: Float32[Array, "64 64"], scale: Float32[Array, "64"] | None
     return x if scale is None else x * lax.broadcast_in_dim(scale, (SIDE, SIDE), [1])
 
 
-def widen(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -> Ref:
-    """A buffer as it is multiplied, `[64, head_dim]`, divided by `widened_unit`. All are exact in bfloat16.
-
-    Consumers that multiply the same buffer widen half of its rows each and wait for the other's, in the shared buffer
-    `place`: KEYS or VALUES. A consumer overwrites it a step later, behind the barrier of the other place, at which the
-    other consumer arrives when its product with this one is done.
-    """
+def multiplied(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -> Ref:
+    """Where a buffer is as it is multiplied, `[64, head_dim]`: see `widen`, which puts it there."""
     if not isinstance(buffers, QuantizedKV):
         return buffers.at[stage]
-    shares = consumer.shares_buffers
+    if place == VALUES and consumer.overlaps:
+        return consumer.shared.widened.at[place + lax.rem(stage, 2)]
     # Without the barrier addresses for all products are computed early and wait in registers. `accumulated` takes no
     # index that is a Python number.
     index = lax.optimization_barrier(consumer.index)
-    widened: Ref = consumer.shared.widened.at[index * 0 + place if shares else index]
+    if not consumer.shares_buffers:
+        return consumer.shared.widened.at[index]
+    return consumer.shared.widened.at[index * 0 + place]
+
+
+def widen(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -> Ref:
+    """A buffer as it is multiplied, `[64, head_dim]`, divided by `widened_unit`. All are exact in bfloat16.
+
+    Consumers that multiply the same buffer widen half of its rows each and wait for the other's, in a shared buffer
+    for `place`: KEYS or VALUES. A consumer overwrites it a step later, behind the barrier of the other place, at which
+    the other consumer arrives when its product with this one is done. Where products with values overlap the next step,
+    they are done a step later: so values of even steps have another buffer than those of odd ones.
+    """
+    widened = multiplied(consumer, buffers, stage, place)
+    if not isinstance(buffers, QuantizedKV):
+        return widened
+    shares = consumer.shares_buffers
     rows = SIDE // CONSUMERS if shares else SIDE
     part: Any = pl.ds(consumer.index * rows, rows) if shares else slice(None)
     vectors = plgpu.Layout.SMEM_GMEM_COPY((rows, consumer.chunk), jnp.bfloat16, 128)

@@ -110,6 +110,7 @@ def gpu_interpreter(*, in_registers: bool = False) -> Iterator[None]:
             product = _product_in_registers(mosaic_hopper.product)
             stack.enter_context(mock.patch.object(mosaic_hopper, "product", product))
             stack.enter_context(mock.patch.object(mosaic_hopper, "accumulated", _accumulated(product)))
+            stack.enter_context(mock.patch.object(mosaic_hopper, "overlapped", _overlapped(product)))
             for inline in (hopper_registers.widened_int8, hopper_registers.shrunk):
                 plain = partial(_without_inline_code, inline)
                 stack.enter_context(mock.patch.object(mosaic_hopper, inline.__name__, plain))
@@ -160,3 +161,26 @@ def _accumulated(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         return start + product(a, b, start.shape[1])
 
     return accumulated
+
+
+def _overlapped(product: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """`mosaic_hopper.overlapped`, of products in registers.
+
+    Tensor cores read values at any time from the product's start until it is waited for. So they are read first and
+    last, and NaN where that is not the same.
+    """
+
+    def overlapped(query: Any, key: Any, outputs: Any, weights: Any, values: Any, then: Any, like: Any) -> Any:
+        score = product(query, key, key.shape[1])
+        first = [product(weights, value, value.shape[1]) for value in values]
+        results = then(score)
+        jax.tree.map(lambda result, other: _same_kind(result, other), results, like)
+        last = [product(weights, value, value.shape[1]) for value in values]
+        added = [jnp.where(early == late, late, jnp.nan) for early, late in zip(first, last, strict=True)]
+        return tuple(output + each for output, each in zip(outputs, added, strict=True)), results
+
+    return overlapped
+
+
+def _same_kind(result: jax.Array, other: jax.Array) -> None:
+    assert (result.shape, result.dtype) == (other.shape, other.dtype)
