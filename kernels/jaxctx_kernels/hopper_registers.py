@@ -7,7 +7,7 @@ operations of `WordOperations` only, so that numpy can do the same to every bit 
 Called by `mosaic_hopper`. Nothing here reads or writes global memory, or knows of tiles and steps.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -113,31 +113,28 @@ def widened_register(register: Any) -> Any:
 
 
 def shrunk(
-    outputs: Sequence[Float32[Array, "64 columns"]], factor: Float32[Array, "64"], in_registers: bool
-) -> tuple[Float32[Array, "64 columns"], ...]:
+    output: Float32[Array, "64 columns"], factor: Float32[Array, "64"], in_registers: bool
+) -> Float32[Array, "64 columns"]:
     """Outputs times each row's factor. On a GPU a warp jumps over that where all factors of its 16 rows are 1."""
     if not in_registers:
-        return tuple(output * in_columns(factor, output.shape[1]) for output in outputs)
+        return output * in_columns(factor, output.shape[1])
 
-    def shrink(_: Any, factor: Any, *outputs: Any) -> Any:
+    def shrink(_: Any, factor: Any, output: Any) -> Any:
         grown = [arith.cmpf(arith.CmpFPredicate.UNE, each, one(each.type)) for each in scalars(factor.registers)]
         any_grown = nvvm.vote_sync(constant_word(ALL_THREADS), reduce(arith.ori, grown), "any")
-        old = [register for output in outputs for register in output.registers.flat]
+        old = list(output.registers.flat)
         branch = Branch(any_grown, [register.type for register in old], has_else=True)
         with ir.InsertionPoint(branch.then_block):
-            products = [output * factor.broadcast_in_dim(output.shape, (0,), output.layout) for output in outputs]
-            scf.yield_([register for each in products for register in each.registers.flat])
+            product = output * factor.broadcast_in_dim(output.shape, (0,), output.layout)
+            scf.yield_(list(product.registers.flat))
         with ir.InsertionPoint(branch.else_block):
             scf.yield_(old)
-        new, results = iter(branch.results), []
-        for output in outputs:
-            registers = np.array([next(new) for _ in output.registers.flat]).reshape(output.registers.shape)
-            results.append(mosaic.FragmentedArray(_registers=registers, _layout=output.layout, _is_signed=None))
-        return results
+        registers = np.array(list(branch.results)).reshape(output.registers.shape)
+        return mosaic.FragmentedArray(_registers=registers, _layout=output.layout, _is_signed=None)
 
-    shapes = [plgpu.ShapeDtypeStruct(output.shape, jnp.float32, layout=BY_PRODUCT) for output in outputs]
-    layouts = BY_ROW, *(BY_PRODUCT for _ in outputs)
-    return tuple(plgpu.inline_mgpu(arg_types=layouts, return_type=shapes)(shrink)(factor, *outputs))
+    like = plgpu.ShapeDtypeStruct(output.shape, jnp.float32, layout=BY_PRODUCT)
+    less: jax.Array = plgpu.inline_mgpu(arg_types=(BY_ROW, BY_PRODUCT), return_type=like)(shrink)(factor, output)
+    return less
 
 
 def scalars(registers: Any) -> list[Any]:
@@ -165,35 +162,33 @@ def accumulated(start: Float32[Array, "64 columns"], a: Any, b: Ref) -> Float32[
 def overlapped(
     query: Any,
     key: Ref,
-    outputs: Sequence[Float32[Array, "64 columns"]],
+    outputs: Float32[Array, "64 columns"],
     weights: BFloat16[Array, "64 64"],
-    values: Sequence[Ref],
+    value: Ref,
     then: Callable[[Float32[Array, "64 64"]], Results],
     like: Results,
-) -> tuple[tuple[Float32[Array, "64 columns"], ...], Results]:
-    """Outputs plus the products of weights and values, and `then(query @ key)`, which is computed meanwhile.
+) -> tuple[Float32[Array, "64 columns"], Results]:
+    """Outputs plus the product of weights and values, and `then(query @ key)`, which is computed meanwhile.
 
     What `then` returns may not be kept in the registers of `weights`, which are still read: round it later. `like`: any
     arrays like those that it returns, in the same layouts.
     """
 
     def multiply_both(state: Any) -> None:
-        accumulators, results = state
+        accumulator, results = state
 
         def start(scores: Ref) -> jax.Array:
             plgpu.wgmma(scores, query, key)
-            for accumulator, value in zip(accumulators, values, strict=True):
-                plgpu.wgmma(accumulator, weights, value)
-            score: jax.Array = plgpu.wgmma_accumulator_load(scores, wait_n=len(values))
+            plgpu.wgmma(accumulator, weights, value)
+            score: jax.Array = plgpu.wgmma_accumulator_load(scores, wait_n=1)
             return score
 
         new = then(pl.run_scoped(start, plgpu.ACC((SIDE, SIDE), jnp.float32)))
         for result, ref in zip(jax.tree.leaves(new), jax.tree.leaves(results), strict=True):
             ref[...] = result
 
-    starts = tuple(plgpu.ACC.init(output) for output in outputs)
-    sums: tuple[tuple[jax.Array, ...], Results] = pl.run_state(multiply_both)((starts, like))
-    return sums
+    results: tuple[jax.Array, Results] = pl.run_state(multiply_both)((plgpu.ACC.init(outputs), like))
+    return results
 
 
 def product(a: Any, b: Ref, columns: int) -> Float32[Array, "64 columns"]:

@@ -109,7 +109,7 @@ class SharedMemory(NamedTuple):
 class RunningSoftmax(NamedTuple):
     """What a consumer has merged of a tile, in registers."""
 
-    outputs: tuple[jax.Array, ...]  # float32 [64, columns] for each range of columns; not divided by the sum
+    output: Float32[Array, "64 head_dim"]  # not divided by the sum
     max_score: Float32[
         Array, "64"
     ]  # in base 2; what weights are relative to, which scores exceed by MAXIMUM_SLACK at most
@@ -171,12 +171,12 @@ class Consumer:
 
     @property
     def chunk(self) -> int:
-        """Columns of a product with values; for a head_dim of 256 registers do not take more."""
+        """Columns loaded or multiplied at once beside an output; of a head_dim of 256 registers take no more."""
         return 128 if self.head_dim == 128 else 64
 
     @property
     def columns(self) -> list[Any]:
-        """The ranges of head_dim that are multiplied one after the other."""
+        """The ranges of head_dim that are so one after the other."""
         return [pl.ds(start, self.chunk) for start in range(0, self.head_dim, self.chunk)]
 
 
@@ -414,8 +414,7 @@ def consume(
     def write_tile(tile: jax.Array) -> None:
         result = attend_tile(consumer, unit, q, schedule, tile)
         slot = (unit.number + tile) * CONSUMERS + consumer.index
-        for columns, output in zip(consumer.columns, result.outputs, strict=True):
-            outputs[unit.head, slot, :, columns] = output * consumer.widened_unit
+        outputs[unit.head, slot] = result.output * consumer.widened_unit
         statistics[unit.head, slot, MAX_SCORE] = result.max_score
         statistics[unit.head, slot, WEIGHT_SUM] = result.weight_sum
 
@@ -436,7 +435,7 @@ def attend_tile(consumer: Consumer, unit: WorkUnit, q: Ref, schedule: Schedule, 
     first = jnp.maximum(unit.pairs.begin, schedule.tiles[tile])
     end = jnp.minimum(unit.pairs.end, schedule.tiles[tile + 1])
     nothing = RunningSoftmax(
-        outputs=tuple(filled(0.0, consumer.chunk) for _ in consumer.columns),
+        output=filled(0.0, consumer.head_dim),
         max_score=filled(LOWEST_MAXIMUM),
         weight_sum=filled(0.0),
     )
@@ -525,9 +524,9 @@ def attend_step(
             has_unseen |= hidden > 0
         pl.when(has_unseen)(partial(clear_rows, consumer, value, pair.tokens - step * SIDE, hidden))
     inside = None if is_full else pair.inside
-    outputs = add_values(consumer, weights, value, carry.outputs, shrink, inside)
+    output = add_values(consumer, weights, value, carry.output, shrink, inside)
     plgpu.barrier_arrive(shared.v.free.at[stage])
-    return RunningSoftmax(outputs, max_score, weight_sum)
+    return RunningSoftmax(output, max_score, weight_sum)
 
 
 def attend_full_steps(
@@ -545,8 +544,8 @@ def attend_overlapped(
 ) -> RunningSoftmax:
     """Merge at least one full step. The values of each are multiplied while the weights of the next are computed.
 
-        tensor cores    scores 0             scores 1, values 0 ▶            scores 2, values 1 ▶
-        instructions              weights 0                     weights 1                       weights 2
+    tensor cores    scores 0             scores 1, values 0 ▶            scores 2, values 1 ▶
+    instructions              weights 0                     weights 1                       weights 2
     """
     shared = consumer.shared
 
@@ -577,35 +576,32 @@ def attend_overlapped(
         plgpu.barrier_wait(shared.k.full.at[stage])
         key_scale, key = load_scales(shared.k.buffers, stage), widen(consumer, shared.k.buffers, stage, KEYS)
         value = multiplied(consumer, shared.v.buffers, last, VALUES)
-        outputs, weighed = overlapped(
+        output, weighed = overlapped(
             pair.query,
             key.transpose((1, 0)),
-            before.outputs,
+            before.output,
             weights,
-            [value.at[:, columns] for columns in consumer.columns],
+            value,
             partial(weigh_step, key_scale, stage, before.max_score, before.weight_sum),
             WeighedStep(in_columns(before.max_score, SIDE), before.max_score, before.weight_sum, before.max_score),
         )
         plgpu.barrier_arrive(shared.v.free.at[last])
-        outputs = shrunk(outputs, weighed.shrink, in_registers=True)
-        return RunningSoftmax(outputs, weighed.max_score, weighed.weight_sum), weighed.weight.astype(jnp.bfloat16)
+        output = shrunk(output, weighed.shrink, in_registers=True)
+        return RunningSoftmax(output, weighed.max_score, weighed.weight_sum), weighed.weight.astype(jnp.bfloat16)
 
     stage = stage_of(begin)
     plgpu.barrier_wait(shared.k.full.at[stage])
     key_scale, key = load_scales(shared.k.buffers, stage), widen(consumer, shared.k.buffers, stage, KEYS)
     score = product(pair.query, key.transpose((1, 0)), SIDE)
     weighed = weigh_step(key_scale, stage, carry.max_score, carry.weight_sum, score)
-    outputs = shrunk(carry.outputs, weighed.shrink, in_registers=True)
-    carry = RunningSoftmax(outputs, weighed.max_score, weighed.weight_sum)
+    output = shrunk(carry.output, weighed.shrink, in_registers=True)
+    carry = RunningSoftmax(output, weighed.max_score, weighed.weight_sum)
     carry, weights = lax.fori_loop(begin + 1, end, merge_step, (carry, weighed.weight.astype(jnp.bfloat16)))
     last = stage_of(end - 1)
     value = multiplied(consumer, shared.v.buffers, last, VALUES)
-    outputs = tuple(
-        accumulated(output, weights, value.at[:, columns])
-        for output, columns in zip(carry.outputs, consumer.columns, strict=True)
-    )
+    output = accumulated(carry.output, weights, value)
     plgpu.barrier_arrive(shared.v.free.at[last])
-    return carry._replace(outputs=outputs)
+    return carry._replace(output=output)
 
 
 def weigh(
@@ -645,12 +641,23 @@ def masked_scores(
     ring = consumer.shared.k
     plgpu.barrier_wait(ring.full.at[stage])
     scale, key = load_scales(ring.buffers, stage), widen(consumer, ring.buffers, stage, KEYS)
-    score = product(query, key.transpose((1, 0)), SIDE)
+    score = product(late_query(consumer, query), key.transpose((1, 0)), SIDE)
     plgpu.barrier_arrive(ring.free.at[stage])
     soft_cap = consumer.config.soft_cap
     score, unit = capped(scale_columns(score, scale), score_unit(consumer), soft_cap)
     masked = MASKED_SCORE if soft_cap is None else MASKED_SCORE / unit  # a cap may be so small that it were too high
     return score if seen is None else jnp.where(seen, score, masked), unit
+
+
+def late_query(consumer: Consumer, query: Any) -> Any:
+    """The query of a product, of which addresses are computed beside it if registers cannot hold them all the time.
+
+    Compilers compute those of all 16 parts of a query before the loop, else. In bfloat16, where consumers share steps,
+    they do better so: without these registers ptxas finds too few for products, and waits after each.
+    """
+    if consumer.has_registers_to_spare or (consumer.shares_buffers and not consumer.is_quantized):
+        return query
+    return consumer.shared.q.at[lax.optimization_barrier(consumer.index)]
 
 
 def stage_weights(consumer: Consumer, is_full: bool, weights: BFloat16[Array, "64 64"]) -> Any:
@@ -667,25 +674,24 @@ def add_values(
     consumer: Consumer,
     weights: Any,
     value: Ref,
-    outputs: tuple[jax.Array, ...],
+    output: Float32[Array, "64 head_dim"],
     shrink: Float32[Array, "64"],
     inside: Bool[Array, "64"] | None,
-) -> tuple[jax.Array, ...]:
+) -> Float32[Array, "64 head_dim"]:
     """Outputs times `shrink`, plus the product of weights and the step's values, in rows that are the item's.
 
     `inside` tells which rows are; None: all.
     """
     if inside is None and consumer.config.in_registers:
-        starts = shrunk(outputs, shrink, in_registers=True)
-        added = zip(starts, consumer.columns, strict=True)
-        return tuple(accumulated(start, weights, value.at[:, columns]) for start, columns in added)
+        return accumulated(shrunk(output, shrink, in_registers=True), weights, value)
     results = []
-    for columns, old in zip(consumer.columns, outputs, strict=True):
+    for columns in consumer.columns:
+        old = lax.slice(output, (0, columns.start), (SIDE, columns.start + columns.size))
         new = old * in_columns(shrink, consumer.chunk) + product(weights, value.at[:, columns], consumer.chunk)
         if inside is not None:
             new = jnp.where(in_columns(inside, consumer.chunk), new, old)
         results.append(new)
-    return tuple(results)
+    return jnp.concatenate(results, axis=1)
 
 
 def load_scales(buffers: Any, stage: jax.Array) -> Float32[Array, "64"] | None:
@@ -711,12 +717,8 @@ def multiplied(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -
         return buffers.at[stage]
     if place == VALUES and consumer.overlaps:
         return consumer.shared.widened.at[place + lax.rem(stage, 2)]
-    # Without the barrier addresses for all products are computed early and wait in registers. `accumulated` takes no
-    # index that is a Python number.
-    index = lax.optimization_barrier(consumer.index)
-    if not consumer.shares_buffers:
-        return consumer.shared.widened.at[index]
-    return consumer.shared.widened.at[index * 0 + place]
+    index = consumer.index * 0 + place if consumer.shares_buffers else consumer.index  # `accumulated` takes no number
+    return consumer.shared.widened.at[index if consumer.has_registers_to_spare else lax.optimization_barrier(index)]
 
 
 def widen(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -> Ref:
@@ -733,13 +735,12 @@ def widen(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -> Ref
     shares = consumer.shares_buffers
     rows = SIDE // CONSUMERS if shares else SIDE
     part: Any = pl.ds(consumer.index * rows, rows) if shares else slice(None)
-    vectors = plgpu.Layout.SMEM_GMEM_COPY((rows, consumer.chunk), jnp.bfloat16, 128)
-    for columns in consumer.columns:
-        number = plgpu.load(buffers.values.at[stage, part, columns], layout=vectors)
-        if number.dtype == jnp.int8:
-            widened[part, columns] = widened_int8(number, vectors, in_registers=consumer.config.in_registers)
-        else:  # a Hopper converts float8 to bfloat16 in no other way
-            widened[part, columns] = number.astype(jnp.float32).astype(jnp.bfloat16)
+    vectors = plgpu.Layout.SMEM_GMEM_COPY((rows, consumer.head_dim), jnp.bfloat16, 128)
+    number = plgpu.load(buffers.values.at[stage, part], layout=vectors)
+    if number.dtype == jnp.int8:
+        widened[part] = widened_int8(number, vectors, in_registers=consumer.config.in_registers)
+    else:  # a Hopper converts float8 to bfloat16 in no other way
+        widened[part] = number.astype(jnp.float32).astype(jnp.bfloat16)
     plgpu.commit_smem()
     if shares:
         plgpu.barrier_arrive(consumer.shared.both_widened[place])

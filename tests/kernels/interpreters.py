@@ -167,20 +167,16 @@ def _overlapped(product: Callable[..., jax.Array]) -> Callable[..., Any]:
     """`mosaic_hopper.overlapped`, of products in registers.
 
     Tensor cores read values at any time from the product's start until it is waited for. So they are read first and
-    last, and NaN where that is not the same.
+    last, and the sum is NaN where that is not the same.
     """
 
-    def overlapped(query: Any, key: Any, outputs: Any, weights: Any, values: Any, then: Any, like: Any) -> Any:
+    def overlapped(query: Any, key: Any, output: Any, weights: Any, value: Any, then: Any, like: Any) -> Any:
         score = product(query, key, key.shape[1])
-        first = [product(weights, value, value.shape[1]) for value in values]
+        first = product(weights, value, output.shape[1])
         results = then(score)
-        jax.tree.map(lambda result, other: _same_kind(result, other), results, like)
-        last = [product(weights, value, value.shape[1]) for value in values]
-        added = [jnp.where(early == late, late, jnp.nan) for early, late in zip(first, last, strict=True)]
-        return tuple(output + each for output, each in zip(outputs, added, strict=True)), results
+        kinds, expected = (jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (results, like))
+        assert kinds == expected
+        last = product(weights, value, output.shape[1])
+        return output + jnp.where(first == last, last, jnp.nan), results
 
     return overlapped
-
-
-def _same_kind(result: jax.Array, other: jax.Array) -> None:
-    assert (result.shape, result.dtype) == (other.shape, other.dtype)
