@@ -1,4 +1,4 @@
-"""The machine code of a Hopper kernel: what its loops are made of, by count.
+"""The machine code of a GPU kernel: what its loops are made of, by count.
 
     lowered ──XLA's plugin──▶ PTX ──ptxas──▶ registers, spills ──nvdisasm──▶ instructions ──▶ loops
 
@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-ARCHITECTURE = "sm_90a"
+HOPPER = "sm_90a"
+PRODUCTS = "HGMMA", "HMMA"  # of a Hopper's warpgroups; of a warp
+COPIES = "UTMALDG", "UBLKCP"  # into shared memory
 PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
 LABEL = re.compile(r"^\.?(\.L_x_\d+):")
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?)(U?P\w+)\s+)?([A-Z0-9_]+)((?:\.\w+)*)\s*(.*?)\s*;")
@@ -66,6 +68,7 @@ class Loop:
     end: int
     counts: Mapping[str, int]  # how many of each instruction an iteration has at most, by name
     shortest: int  # instructions on the shortest way through an iteration
+    beside_products: int = 0  # instructions between two waits for products without a new product between them
 
     @property
     def instructions(self) -> int:
@@ -75,12 +78,12 @@ class Loop:
     @property
     def products(self) -> int:
         """Instructions for tensor cores."""
-        return self.counts.get("HGMMA", 0)
+        return sum(self.counts.get(name, 0) for name in PRODUCTS)
 
     @property
     def copies(self) -> int:
         """Copies into shared memory that an iteration starts, whatever their size."""
-        return self.counts.get("UTMALDG", 0) + self.counts.get("UBLKCP", 0)
+        return sum(self.counts.get(name, 0) for name in COPIES)
 
     @property
     def barriers(self) -> int:
@@ -134,12 +137,12 @@ def dumped_kernels(tools: Tools) -> Iterator[Path]:
                     os.environ[name] = value
 
 
-def read_kernel(folder: Path, name: str, tools: Tools) -> MachineCode:
+def read_kernel(folder: Path, name: str, tools: Tools, architecture: str = HOPPER) -> MachineCode:
     """The machine code of a kernel that was dumped into `folder`. Raises LookupError if there is not exactly one."""
     sources, resources = [list(folder.glob(f"{name}_*.{suffix}")) for suffix in ("ptx", "resources.txt")]
     if len(sources) != 1 or len(resources) != 1:
         raise LookupError(f"the compiler showed {len(sources)} kernels {name}; those compiled before it does not show")
-    return assemble(sources[0], shared_bytes(resources[0]), tools)
+    return assemble(sources[0], shared_bytes(resources[0]), tools, architecture)
 
 
 def shared_bytes(resources: Path) -> int:
@@ -150,10 +153,10 @@ def shared_bytes(resources: Path) -> int:
     return int(found[1])
 
 
-def assemble(source: Path, shared: int, tools: Tools) -> MachineCode:
+def assemble(source: Path, shared: int, tools: Tools, architecture: str = HOPPER) -> MachineCode:
     """Compile PTX with everything optimised and read the result. Raises CalledProcessError where ptxas fails."""
     binary = source.with_suffix(".cubin")
-    arguments = [f"-arch={ARCHITECTURE}", "-O3", "-v", str(source), "-o", str(binary)]
+    arguments = [f"-arch={architecture}", "-O3", "-v", str(source), "-o", str(binary)]
     messages = subprocess.run([tools.ptxas, *arguments], capture_output=True, text=True, check=True).stderr
     text = subprocess.run([tools.nvdisasm, "-c", str(binary)], capture_output=True, text=True, check=True).stdout
     registers, spilled = parse_resources(messages)
@@ -195,7 +198,7 @@ def hot_loops(instructions: Sequence[Instruction]) -> tuple[Loop, ...]:
     busy = {
         header: body
         for header, body in bodies.items()
-        if any(instruction.name in ("HGMMA", "UTMALDG", "UBLKCP") for n in body for instruction in blocks[n])
+        if any(instruction.name in (*PRODUCTS, *COPIES) for n in body for instruction in blocks[n])
     }
     innermost = [
         header for header, body in busy.items() if not any(other != header and other in body for other in busy)
@@ -208,8 +211,25 @@ def hot_loops(instructions: Sequence[Instruction]) -> tuple[Loop, ...]:
         # What is moved behind the code is not where a loop ends.
         ends = [blocks[n][-1].address for n in body if header in successors[n]]
         shortest = _shortest_iteration(header, body, successors, [len(block) for block in blocks])
-        loops.append(Loop(blocks[header][0].address, max(ends), counts, shortest))
+        begin, end = blocks[header][0].address, max(ends)
+        within = [each for each in instructions if begin <= each.address <= end]
+        loops.append(Loop(begin, end, counts, shortest, _beside_products(within)))
     return tuple(sorted(loops, key=lambda loop: loop.begin))
+
+
+def _beside_products(instructions: Sequence[Instruction]) -> int:
+    """Instructions between two waits for products, where no product was started between: they run beside one."""
+    beside = since_wait = 0
+    has_waited = False
+    for instruction in instructions:
+        if instruction.name in PRODUCTS:
+            has_waited = False
+        elif instruction.name == "WARPGROUP" and "DEPBAR" in instruction.modifiers:
+            beside += since_wait if has_waited else 0
+            has_waited, since_wait = True, 0
+        else:
+            since_wait += 1
+    return beside
 
 
 def _blocks(instructions: Sequence[Instruction]) -> list[list[Instruction]]:
