@@ -691,7 +691,7 @@ def add_values(
         if inside is not None:
             new = jnp.where(in_columns(inside, consumer.chunk), new, old)
         results.append(new)
-    return jnp.concatenate(results, axis=1)
+    return lax.concatenate(results, 1)
 
 
 def load_scales(buffers: Any, stage: jax.Array) -> Float32[Array, "64"] | None:
