@@ -72,11 +72,17 @@ async def continued(engine: LocalEngine, context_id: str, tokens: int = 40) -> l
     return [token async for piece in engine.generate(ME, request) for token in piece.token_ids]
 
 
-SLOW = [(1, 2), (1, 4), (1, 8), (2, 2), (2, 8), (4, 2), (4, 4), (4, 8)]
+SLOW = [(2, 8), (4, 2)]  # more devices than KV heads, and fewer
+IN_CAMPAIGNS = [(1, 2), (1, 4), (1, 8), (2, 2), (4, 4), (4, 8)]
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "tensor"), [(2, 4), *[pytest.param(*each, marks=pytest.mark.slow) for each in SLOW]]
+    ("kv_heads", "tensor"),
+    [
+        (2, 4),
+        *[pytest.param(*each, marks=pytest.mark.slow) for each in SLOW],
+        *[pytest.param(*each, marks=pytest.mark.campaign) for each in IN_CAMPAIGNS],
+    ],
 )
 async def test_tokens_are_those_of_one_device(meshes: Meshes, kv_heads: int, tensor: int) -> None:
     config = replace(TINY, kv_heads=kv_heads)
