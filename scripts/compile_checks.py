@@ -63,7 +63,7 @@ LATER = {
 }
 """Patterns of names of what only `--all` checks.
 
-Steps of all layers are those of a few, more often; what there is for a v6e, v5e, whose compiler is the same, shows sooner.
+Steps of all layers are those of a few, more often; what a v6e would show a v5e shows sooner, by the same compiler.
 """
 WITH_BUNDLES = (
     *("short step, 16 rows", "short step, 16 rows, KV of int8 in *"),

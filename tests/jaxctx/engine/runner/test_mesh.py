@@ -85,7 +85,8 @@ IN_CAMPAIGNS = [(1, 2), (1, 4), (1, 8), (2, 2), (4, 4), (4, 8)]
     ],
 )
 async def test_tokens_are_those_of_one_device(meshes: Meshes, kv_heads: int, tensor: int) -> None:
-    config = replace(TINY, kv_heads=kv_heads)
+    vocab_size = 513 if kv_heads == 4 else 512  # 513 lies whole on every device
+    config = replace(TINY, kv_heads=kv_heads, vocab_size=vocab_size)
     alone = meshes.engine(config, 1)
     undisturbed = await continued(alone, await filled(alone, PROMPT))
     assert len(set(undisturbed)) > 10  # it says something
