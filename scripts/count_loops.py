@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Count the loops of GPU kernels in their machine code, without a GPU, and print the tables of docs/kernels as Markdown.
+"""Count loops of GPU kernels in their machine code, without a GPU: the tables of docs/kernels, printed as Markdown.
 
     scripts/count_loops.py [TABLE …] [--only PATTERN]
 
