@@ -562,7 +562,7 @@ def attend_overlapped(
         """Of a step whose keys were multiplied, with the values' scales. The values are there and widened then."""
         plgpu.barrier_arrive(shared.k.free.at[stage])
         score, unit = capped(scale_columns(product, key_scale), score_unit(consumer), consumer.config.soft_cap)
-        weighed = lax.optimization_barrier(weigh(score, unit, max_score, weight_sum))
+        weighed: WeighedStep = lax.optimization_barrier(weigh(score, unit, max_score, weight_sum))
         # Compilers do not move what is above beyond this: a wait for values that are multiplied now stays below.
         plgpu.barrier_wait(shared.v.full.at[stage])
         weight = scale_columns(weighed.weight, load_scales(shared.v.buffers, stage))
@@ -620,7 +620,8 @@ def weigh(
 
 def score_unit(consumer: Consumer) -> float:
     """What products of queries and keys are to be multiplied by to be scores in base 2."""
-    return consumer.head_dim**-0.5 * log2(e) * consumer.widened_unit
+    unit: float = consumer.head_dim**-0.5 * log2(e) * consumer.widened_unit
+    return unit
 
 
 def tokens_seen(pair: ConsumedPair, step: jax.Array) -> Bool[Array, "64 64"]:
