@@ -45,6 +45,7 @@ from jaxctx_kernels.kv_cache import HeadRows as HeadRows
 from jaxctx_kernels.kv_cache import KVPages as KVPages
 from jaxctx_kernels.kv_cache import QuantizedKV as QuantizedKV
 from jaxctx_kernels.kv_cache import head_rows as head_rows
+from jaxctx_kernels.kv_cache import heads_in_row as heads_in_row
 from jaxctx_kernels.kv_cache import kv_pages_struct as kv_pages_struct
 from jaxctx_kernels.kv_cache import kv_values as kv_values
 from jaxctx_kernels.kv_cache import write_kv as write_kv

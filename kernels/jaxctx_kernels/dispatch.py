@@ -136,9 +136,11 @@ def attend(
 
     Raises ValueError if the kernel of `shape` is not made for these arrays.
     """
-    heads, side_by_side = q.shape[1], heads_in_row(k_pages, kv_heads, q.shape[2])
+    heads, dim = q.shape[1:]
+    stored_heads, _, _, lanes = kv_values(k_pages).shape
+    side_by_side = lanes // dim if kv_heads is None else heads_in_row(kv_heads, stored_heads)
     if kv_heads is not None:  # queries of 0 for KV heads that there is only room for
-        q = pad_axis(q, 1, kv_values(k_pages).shape[0] * side_by_side * (heads // kv_heads))
+        q = pad_axis(q, 1, stored_heads * side_by_side * (heads // kv_heads))
     # Kernels are imported where they are used: those of GPUs need JAX 0.11, and a CPU needs none.
     if shape.kernel == "gpu" and mask is None:
         from jaxctx_kernels import mosaic_hopper

@@ -88,21 +88,21 @@ class HeadRows(NamedTuple):
 
 
 def head_rows(kv_heads: int, head_dim: int, platform: str) -> HeadRows:
-    """How KV heads of one device are stored: each by itself, or on a TPU in as few whole rows of lanes as hold them.
+    """How KV heads of one device are stored: each by itself, or on a TPU in few whole rows of lanes that hold them.
 
-    Heads are spread evenly over the rows, so that six of 32 numbers are two rows of three.
+    A row has room for a power of two of heads: XLA would copy arrays of scales in which three lie side by side.
     """
     if platform != "tpu":
         return HeadRows(kv_heads, 1, head_dim)
-    count = -(-kv_heads // max(1, LANES // head_dim))
-    side_by_side = -(-kv_heads // count)
+    most = 1 << max(1, LANES // head_dim).bit_length() - 1
+    count = -(-kv_heads // most)
+    side_by_side = heads_in_row(kv_heads, count)
     return HeadRows(count, side_by_side, -(-side_by_side * head_dim // LANES) * LANES)
 
 
-def heads_in_row(pages: "KVPages", kv_heads: int | None, head_dim: int) -> int:
-    """How many heads lie side by side in pages that hold `kv_heads` KV heads; None: as many as there is room for."""
-    stored_heads, _, _, lanes = kv_values(pages).shape
-    return int(lanes // head_dim if kv_heads is None else -(-kv_heads // stored_heads))
+def heads_in_row(kv_heads: int, count: int) -> int:
+    """How many of the KV heads a row has room for, where `count` rows hold them: the least power of two that does."""
+    return 1 << (-(-kv_heads // count) - 1).bit_length()
 
 
 def in_rows_of_lanes(
@@ -110,7 +110,7 @@ def in_rows_of_lanes(
 ) -> Shaped[Array, "rows stored_heads lanes"]:
     """Keys (or values) as a page array has them, with zeros in what is to spare."""
     count, kv_heads, dim = rows.shape
-    side_by_side = -(-kv_heads // stored_heads)
+    side_by_side = heads_in_row(kv_heads, stored_heads)
     rows = pad_axis(rows, 1, stored_heads * side_by_side).reshape(count, stored_heads, side_by_side * dim)
     return pad_axis(rows, 2, lanes)
 

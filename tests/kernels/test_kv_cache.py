@@ -63,7 +63,9 @@ def test_heads_side_by_side(rng: Generator) -> None:
         (4, 256, (4, 1, 256), True),
         (3, 64, (2, 2, 128), False),  # room for a fourth
         (1, 64, (1, 1, 128), False),
-        (6, 32, (2, 3, 128), False),  # evenly, not four and two
+        (6, 32, (2, 4, 128), False),  # four and two, as three would be no power of two
+        (2, 32, (1, 2, 128), False),
+        (3, 40, (2, 2, 128), False),
         (10, 32, (3, 4, 128), False),
         (3, 48, (2, 2, 128), False),
         (2, 80, (2, 1, 128), False),
@@ -84,7 +86,7 @@ def test_a_tpu_has_whole_rows_of_lanes(heads: int, dim: int, stored: tuple[int, 
         assert (narrow.values.shape, narrow.scales.shape[:3]) == (wide.shape, (rows, PAGES, beside))
 
 
-@pytest.mark.parametrize(("heads", "dim"), [(3, 64), (2, 96), (3, 48), (1, 64), (1, 160)])
+@pytest.mark.parametrize(("heads", "dim"), [(3, 64), (2, 96), (6, 32), (1, 64), (1, 160)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
 def test_what_rows_of_lanes_have_to_spare_is_zero(rng: Generator, heads: int, dim: int, dtype: str) -> None:
     """Whatever was there; and heads are where they should be, each with its scale."""

@@ -22,7 +22,15 @@ from jaxctx.model.interface import Model, Params
 from jaxctx.model.products import SUMS_ARE_FAST
 from jaxctx.model.sampling import SlotState, allowed_words, load_allowed, load_slot, slot_state
 from jaxctx.model.sharding import GROUP, KV, KV_POOL_AXES, logical_sharding
-from jaxctx_kernels import HeadRows, KernelChoice, kv_pages_struct, kv_values, metadata_shape, select_kernel
+from jaxctx_kernels import (
+    HeadRows,
+    KernelChoice,
+    heads_in_row,
+    kv_pages_struct,
+    kv_values,
+    metadata_shape,
+    select_kernel,
+)
 
 
 class StateFunction(enum.Enum):
@@ -125,7 +133,7 @@ class CompiledModel:
         """How the KV heads of each device lie in the page arrays."""
         stored, _, _, lanes = kv_values(self.pools[0].k).shape
         count, heads = stored // self.kv_parts, self.kv.kv_heads // self.kv_parts
-        return HeadRows(count, -(-heads // count), lanes)
+        return HeadRows(count, heads_in_row(heads, count), lanes)
 
     @property
     def spare_page_bytes(self) -> int:

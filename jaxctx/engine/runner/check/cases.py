@@ -251,6 +251,7 @@ def _in_rows(values: Array, stored_heads: int, lanes: int) -> Array:
 
 def _side_by_side(values: Array, stored_heads: int) -> Array:
     """`[kv_heads, …]` → `[stored_heads, heads of a row, …]`, with zeros for heads that there is only room for."""
-    room = stored_heads * -(-len(values) // stored_heads)
+    of_row = 1 << (-(-len(values) // stored_heads) - 1).bit_length()  # a power of two
+    room = stored_heads * of_row
     padded = np.pad(values, ((0, room - len(values)), *((0, 0),) * (values.ndim - 1)))
     return padded.reshape(stored_heads, -1, *values.shape[1:])
