@@ -162,7 +162,7 @@ def page_bytes(spec: KVSpec, page_size: int, platform: str = "cpu", parts: int =
     size = jnp.dtype(spec.dtype).itemsize
     stored = head_rows(spec.kv_heads // parts, spec.head_dim, platform)
     scales = 4 * stored.side_by_side if size == 1 else 0
-    return 2 * spec.layers * parts * stored.count * (stored.lanes * size + scales) * page_size
+    return 2 * spec.layers * parts * stored.rows * (stored.lanes * size + scales) * page_size
 
 
 def pages_in_host_memory(spec: KVSpec, page_size: int, share: float = CPU_SHARE, platform: str = "cpu") -> int:

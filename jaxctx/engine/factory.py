@@ -178,7 +178,7 @@ def kv_layout_name(program: CompiledModel) -> str:
     if stored.side_by_side * kv.head_dim < stored.lanes:
         words.append(f"rows of {stored.lanes} lanes")
     if heads % stored.side_by_side:
-        words.append(f"{heads} heads in {stored.count} rows")
+        words.append(f"{heads} heads in {stored.rows} rows")
     return ", ".join(words)
 
 

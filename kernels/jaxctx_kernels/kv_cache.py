@@ -63,28 +63,28 @@ def kv_pages_struct(kv_heads: int, pages: int, page_size: int, head_dim: int, dt
     rows of lanes for the scales. Writing and attention recognise it by the shape and the number of KV heads.
     """
     stored = head_rows(kv_heads, head_dim, platform)
-    values: Any = jax.ShapeDtypeStruct((stored.count, pages, page_size, stored.lanes), stored_dtype(dtype, platform))
+    values: Any = jax.ShapeDtypeStruct((stored.rows, pages, page_size, stored.lanes), stored_dtype(dtype, platform))
     if values.dtype.itemsize > 1:
         return values
     scale_lanes = -(-page_size // LANES) * LANES if platform == "tpu" else page_size
-    scales: Any = jax.ShapeDtypeStruct((stored.count, pages, stored.side_by_side, scale_lanes), jnp.float32)
+    scales: Any = jax.ShapeDtypeStruct((stored.rows, pages, stored.side_by_side, scale_lanes), jnp.float32)
     return QuantizedKV(values, scales)
 
 
 class HeadRows(NamedTuple):
-    """How the KV heads of a token lie in a page array: in `count` rows, the first of its axes, of `lanes` numbers.
+    """How the KV heads of a token lie in a page array: in `rows` rows, the first of its axes, of `lanes` numbers.
 
     `side_by_side` of them lie in a row, each in as many lanes as it has numbers; the rest is to spare. The last row may
     have room for more heads than there are.
     """
 
-    count: int
+    rows: int
     side_by_side: int
     lanes: int
 
     def are_full(self, kv_heads: int, head_dim: int) -> bool:
         """Whether nothing is to spare."""
-        return self.count * self.lanes == kv_heads * head_dim
+        return self.rows * self.lanes == kv_heads * head_dim
 
 
 def head_rows(kv_heads: int, head_dim: int, platform: str) -> HeadRows:
