@@ -288,14 +288,6 @@ MUTATIONS = [
         "pass",
         often=("switch", "create"),
     ),
-    Mutation(
-        "a publication forgets switches",
-        ContextCache,
-        "publish",
-        "publication.adapter_switches = tuple(",
-        "_ = tuple(",
-        often=(*PUBLISHING, "switch"),
-    ),
     # publications
     Mutation(
         "a private continuation is everybody's",
