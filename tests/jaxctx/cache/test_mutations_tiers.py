@@ -107,7 +107,7 @@ MUTATIONS = [
         "_has_arrived",
         "self.tiers.drop_lost(entry)",
         "pass",
-        often=("lose", "restore"),
+        often=LOSING,
     ),
     Mutation(
         "a restored page is not the node's",
