@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import itertools
 import json
 import random
 import shutil
@@ -21,7 +22,7 @@ from jaxctx.errors import (
 )
 from jaxctx.types import CreateContextRequest, OpenRequest, RetentionUpdate, SaveRequest
 from scripts.checkpoints import write_adapter
-from tests.jaxctx.engine.adapters.served import ME, PROMPT, SHAPE, SLOTS, Dense, continued, created
+from tests.jaxctx.engine.adapters.served import CONFIG, ME, PROMPT, SHAPE, SLOTS, Dense, continued, created
 
 
 async def test_rows_of_different_adapters_and_of_none_share_steps(engine, dense, adapter_dir) -> None:
@@ -279,6 +280,10 @@ class Sequence:
         self.tokens += tokens
         self.adapters += [self.following] * len(tokens)
 
+    def history(self) -> list[tuple[int, Path | None]]:
+        """All that its KV depends on."""
+        return [*zip(self.tokens, self.adapters, strict=True)]
+
     def keep(self, length: int) -> None:
         if length < len(self.tokens):
             self.following = self.adapters[length]  # it goes on as it did from there
@@ -314,10 +319,13 @@ async def run_trace(engine: LocalEngine, dense: Dense, adapter_dir: Path, seed: 
     async def create() -> None:
         if len(sequences) < 8:
             name = any_adapter()
-            tokens = PROMPT[: source.randint(1, 13)] + [source.randrange(64) for _ in range(source.randint(0, 8))]
+            tokens = PROMPT[: source.choice([1, 5, 6, 6, 10, 13])]
+            tokens += [source.randrange(64) for _ in range(source.choice([0, 0, 0, 5]))]
             sequence = Sequence(contents.get(name))
             sequence.append(tokens)
-            sequences[await created(engine, name, tokens)] = sequence
+            sequences[context := await created(engine, name, tokens)] = sequence
+            if source.random() < 0.6:
+                await switch_and_fill(context)
 
     async def fork() -> None:
         if sequences and len(sequences) < 8:
@@ -333,16 +341,19 @@ async def run_trace(engine: LocalEngine, dense: Dense, adapter_dir: Path, seed: 
             await engine.rewind(ME, context, length)
 
     async def switch() -> None:
-        """Where two contexts have equal tokens, they often switch at one place, or at places of one page."""
         if sequences:
-            sequence = sequences[context := source.choice(sorted(sequences))]
-            name = any_adapter()
-            await engine.switch_adapter(ME, context, name)
-            sequence.following = contents.get(name)
-            if len(sequence.tokens) < 60:
-                tokens = PROMPT[: source.randint(0, 9)]
-                await engine.fill(ME, context, tokens, defer=source.random() < 0.3)
-                sequence.append(tokens)
+            await switch_and_fill(source.choice(sorted(sequences)))
+
+    async def switch_and_fill(context: str) -> None:
+        """Where two contexts have equal tokens, they often switch at one place, or at places of one page."""
+        sequence, name = sequences[context], any_adapter()
+        await engine.switch_adapter(ME, context, name)
+        sequence.following = contents.get(name)
+        if len(sequence.tokens) < 60:
+            start = len(sequence.tokens)
+            tokens = (PROMPT * 5)[start : start + source.choice([0, 4, 7, 7, 7])]
+            await engine.fill(ME, context, tokens, defer=source.random() < 0.3)
+            sequence.append(tokens)
 
     async def suspend() -> None:
         """Some come back from other tiers, some are computed again."""
@@ -375,8 +386,11 @@ async def run_trace(engine: LocalEngine, dense: Dense, adapter_dir: Path, seed: 
             sequence = sequences[context]
             assert output == dense.greedy_switching(sequence.adapters, sequence.following, sequence.tokens, count)
             sequence.append(output)
+        for (a, first), (b, second) in itertools.combinations(sequences.items(), 2):
+            shared = (await engine.compare(ME, a, b)).shared_pages * CONFIG.page_size
+            assert first.history()[:shared] == second.history()[:shared], "pages of other tokens or adapters are shared"
 
     work = [load, load, unload, create, create, create, fork, rewind, close, suspend, reopen, continue_some]
-    for _ in range(20):
-        await source.choice([*work, switch, switch, switch])()
+    for _ in range(40):
+        await source.choice([*work, fork, rewind, switch, switch, switch, switch, continue_some])()
     await continue_some()
