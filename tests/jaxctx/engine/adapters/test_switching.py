@@ -11,7 +11,6 @@ from jaxctx.engine.config import RuntimeDeps
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.factory import build_engine, open_store
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.errors import Aborted, FailedPrecondition, NotFound, ResourceExhausted
 from jaxctx.types import (
     ContextInfo,
@@ -21,6 +20,7 @@ from jaxctx.types import (
     RetentionUpdate,
     SaveRequest,
 )
+from tests.engines import on_demand
 from tests.jaxctx.engine.adapters.served import CONFIG, ME, PROMPT, Dense, continued, created
 
 MORE = [7, 11, 7, 2, 7, 11, 7, 2, 7]
@@ -266,8 +266,7 @@ async def test_switches_of_one_context_are_limited(engine: LocalEngine) -> None:
 @pytest.mark.slow
 async def test_drafts_of_prompt_lookup_are_exact_behind_a_switch(small_served, dense: Dense, adapter_dir: Path) -> None:
     config = replace(CONFIG, draft_tokens=3)
-    runner = ModelRunner(small_served.model, small_served.params, config)
-    runner.compile()
+    runner = on_demand(small_served, config)
     deps = RuntimeDeps()
     engine = build_engine(small_served, config, runner, deps, open_store(None, config, deps))
     engine.start()
