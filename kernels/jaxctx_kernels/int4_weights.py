@@ -8,10 +8,10 @@ inputs 32·j + 2·r and 32·j + 2·r + 1 for each j from 0 to 3, the first in bi
     bits     0   4   8  12  16  20  24  28
     input    2r  …  +32 +64 +96  2r+1 … +32 +64 +96
 
-So 4·j bits moved down and all but two codes cleared, a word with 0x4300 in both halves is two bfloat16, 128 + code each:
-0x4300 is 128, and the step above it is 1. Of a chunk they are 32 inputs, in order; where a TPU has a pair of bfloat16
-in a word of a register, and where a GPU's product wants a pair of its left operand. Nothing else is widened, and
-nothing is ever wide in memory:
+So 4·j bits moved down and all but two codes cleared, a word with 0x4300 in both halves is two bfloat16, each 128 and
+its code: 0x4300 is 128, and the step above it is 1. Of a chunk they are 32 inputs, in order; where a TPU has a pair of
+bfloat16 in a word of a register, and where a GPU's product wants a pair of its left operand. Nothing else is widened,
+and nothing is ever wide in memory:
 
     x · weight  =  sum over groups of  scale * (x · (128 + codes)  -  (128 + zero) * sum of x)
 

@@ -1,7 +1,7 @@
 """Products with weights of 4 bits on NVIDIA GPUs since Ampere, in Pallas Mosaic GPU.
 
-A warpgroup computes 64 output channels of up to 64 rows, one chunk of 128 inputs after the other. The weight is the left
-operand: a thread loads the words whose codes its part of a product needs, and widens them where they are, so that
+A warpgroup computes 64 output channels of up to 64 rows, one chunk of 128 inputs after the other. The weight is the
+left operand: a thread loads the words whose codes its part of a product needs, and widens them where they are, so that
 weights are never in shared memory. Rows of x are there, for all four warps.
 
     words ──registers── four times (shift, and, or) ──▶ 32 inputs ─┐

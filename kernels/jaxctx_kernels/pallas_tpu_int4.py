@@ -7,8 +7,8 @@
                                                              float32 outputs in VMEM
 
 Copies of the next block go on while one is multiplied. With groups of 128 inputs the scale comes after the product of a
-chunk, which is of exact numbers: 11 operations for 8 codes. Smaller groups would leave most of the matrix unit idle; their
-scales come before, and weights are rounded to bfloat16, as if they had been widened when they were loaded.
+chunk, which is of exact numbers: 11 operations for 8 codes. Smaller groups would leave most of the matrix unit idle;
+their scales come before, and weights are rounded to bfloat16, as if they had been widened when they were loaded.
 """
 
 from functools import partial
