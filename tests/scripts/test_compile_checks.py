@@ -6,7 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from compiled_functions import EIGHT_BIT_WEIGHTS, PUBLISHED_STEPS, SHORT, functions, one_layer_of_each_kind
+from compiled_functions import (
+    EIGHT_BIT_WEIGHTS,
+    INT4,
+    PRODUCTS,
+    PUBLISHED_STEPS,
+    SHORT,
+    SIZES,
+    functions,
+    one_layer_of_each_kind,
+)
 from compiler_output.sass import Loop, MachineCode
 from published_models import PUBLISHED
 
@@ -270,3 +279,23 @@ def test_weights_of_8_bits_take_half_the_memory_and_not_one_layer_is_widened(tar
         assert narrow["wide_weights"] == 0
         assert wide["arguments"] - narrow["arguments"] >= 0.98 * SHORT["layers"] * layer  # scales are the rest
         assert narrow["temporaries"] < wide["temporaries"] + 2 * layer
+
+
+@pytest.mark.parametrize("target", [target for target in PACKAGES if target not in SOME])
+def test_weights_of_4_bits_take_little_more_than_a_quarter_and_none_is_widened_or_copied(target: str) -> None:
+    found = kept()[target]["functions"]
+    group, has_zeros = INT4
+    step = found[f"short step llama-3.1-8b, 16 rows, weights of int4 in groups of {group}"]
+    config = read_config(SHAPES / "llama-3.1-8b")
+    layer = config.width * ((2 * config.heads + 2 * config.kv_heads) * config.head_dim + 3 * config.ffn)
+    in_4_bits = layer / 2 + (1 + has_zeros) * 4 * layer / group
+    whole = 2 * 2 * config.vocab_size * config.width  # embedding and head
+    pool = 2 * 2 * SHORT["layers"] * SIZES.pages * SIZES.page_size * config.kv_heads * config.head_dim
+    weights = step["arguments"] - whole - pool
+    assert SHORT["layers"] * in_4_bits <= weights < 1.2 * SHORT["layers"] * in_4_bits
+    assert step["wide_weights"] == 0
+    assert step["temporaries"] < layer / 4
+    for rows, size, zeros in PRODUCTS:
+        assert (
+            found[f"product of int4, {rows} rows, groups of {size}" + (", zeros" if zeros else "")]["wide_weights"] == 0
+        )

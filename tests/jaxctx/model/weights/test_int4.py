@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from jaxctx.model.config import ModelConfig
+from jaxctx.model.config import AdapterSlots, ModelConfig
 from jaxctx.model.sharding import make_mesh, query_head_order
 from jaxctx.model.weights import load_model, stored_matrix_types
 from jaxctx.model.weights.int4 import Int4Device
@@ -216,6 +216,26 @@ def test_a_matrix_that_is_left_out_stays_wide(tmp_path):
     assert len(found) == NAMES - 1
     assert {types[name] for name in found} == {"int4"}
     assert types["model.layers.0.mlp.down_proj.weight"] == "bfloat16"
+
+
+def test_adapters_add_to_products_of_4_bits(tmp_path):
+    write_quantized(tmp_path, MODEL, AWQ)
+    loaded = load_model(tmp_path, dtype="bfloat16", int4=DEVICE, adapters=AdapterSlots(1, 4))
+    kept = load_model(tmp_path, dtype="bfloat16", int4=DEVICE)
+    assert loaded.revision == kept.revision
+    model, slotted = loaded.model, dict(zip((spec.name for spec in loaded.model.specs), loaded.params, strict=True))
+    random, changed = np.random.default_rng(0), "model.layers.0.mlp.down_proj"
+    for name in (f"{changed}.lora_a", f"{changed}.lora_b"):
+        slotted[name] = jnp.asarray(random.normal(size=slotted[name].shape), slotted[name].dtype)
+    linear = model._merge(tuple(slotted.values())).layers[0].mlp.down_proj
+    x = jnp.asarray(random.normal(size=(3, MODEL.ffn)), jnp.float32)
+    columns = np.zeros((3, 4), bool)
+    columns[1] = True
+    added = linear(x, jnp.asarray(columns)) - linear(x)
+    a, b = (np.asarray(slotted[f"{changed}.lora_{side}"], np.float64) for side in "ab")
+    expected = np.asarray(x, np.float64)[1] @ a.T @ b.T
+    np.testing.assert_allclose(added[1], expected, atol=0.02 * np.abs(expected).max())
+    assert not np.asarray(added[::2]).any()
 
 
 def test_scales_that_are_not_finite_are_refused(tmp_path):
