@@ -59,8 +59,8 @@ class Int4Weight:
     kernel: ProductKernel = field(metadata={"static": True})
 
 
-Weight: TypeAlias = "jax.Array | QuantizedWeight | Int4Weight"
-"""`[out, in]`, or of several experts `[experts, out, in]`; no `Int4Weight` is of several."""
+Weight: TypeAlias = "jax.Array | QuantizedWeight"  # `[out, in]`, or of several experts `[experts, out, in]`
+Matrix: TypeAlias = "Weight | Int4Weight"  # `[out, in]`
 
 
 class LowRank(NamedTuple):
@@ -75,7 +75,7 @@ class LowRank(NamedTuple):
         return project(jnp.where(self.columns, project(x, self.a), 0.0), self.b)
 
 
-def project(x: Float[Array, "rows in"], weight: Weight) -> Float32[Array, "rows out"]:
+def project(x: Float[Array, "rows in"], weight: Matrix) -> Float32[Array, "rows out"]:
     """Contract both last axes. `x` is narrowed to the weight's type, the product is not.
 
     A product that returns bfloat16, or a weight widened in the step, is several times slower on CPU. There the right
@@ -100,7 +100,7 @@ def project(x: Float[Array, "rows in"], weight: Weight) -> Float32[Array, "rows 
 
 
 def project_each_part(
-    x: Float[Array, "rows in"], weight: Weight, mesh: Mesh | None, out: "str | tuple[str, ...] | None"
+    x: Float[Array, "rows in"], weight: Matrix, mesh: Mesh | None, out: "str | tuple[str, ...] | None"
 ) -> Float32[Array, "rows out"]:
     """`project` where the weight's outputs are split over the axes `out` of `mesh`; so is the product.
 
@@ -118,7 +118,7 @@ def project_each_part(
 
 def project_and_sum(
     x: Float[Array, "rows in"],
-    weight: Weight,
+    weight: Matrix,
     mesh: Mesh | None,
     adapters: LowRank | None = None,
 ) -> Float32[Array, "rows out"]:
@@ -143,7 +143,7 @@ def project_and_sum(
         place = replace(weight, **places)
     sent = type_between_devices(weight)
 
-    def part(x: jax.Array, weight: Weight, adapters: "tuple[jax.Array, ...] | None") -> jax.Array:
+    def part(x: jax.Array, weight: Matrix, adapters: "tuple[jax.Array, ...] | None") -> jax.Array:
         product = project(x, weight)
         if adapters is not None:
             product += LowRank(*adapters).project(x)
@@ -159,7 +159,7 @@ def project_and_sum(
     return summed
 
 
-def type_between_devices(weight: Weight) -> "jnp.dtype[Any]":
+def type_between_devices(weight: Matrix) -> "jnp.dtype[Any]":
     """In which devices send each other products with a weight: that in which it is multiplied; for int8 bfloat16."""
     if isinstance(weight, Int4Weight):
         return jnp.dtype("bfloat16")

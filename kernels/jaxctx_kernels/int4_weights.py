@@ -126,7 +126,8 @@ def multiply(
         raise ValueError(why or f"{x.shape[1]} inputs, and a weight of {inside} in groups of {group}")
     x = x.astype(jnp.bfloat16)
     if kernel == "reference":
-        return _plain_product(x, words, scales)
+        plain: jax.Array = _plain_product(x, words, scales)
+        return plain
     if kernel == "tpu":
         from jaxctx_kernels import pallas_tpu_int4
 

@@ -41,7 +41,7 @@ def multiply(
     of_out = next(size for size in OUTPUTS if out % size == 0)
     chunks = most_chunks(inside // CHUNK)
     x = jnp.pad(x, ((0, -rows % of_rows), (0, 0)))
-    product = pl.pallas_call(
+    product: jax.Array = pl.pallas_call(
         partial(kernel, group=inside // groups, chunks=chunks),
         out_shape=jax.ShapeDtypeStruct((len(x), out), jnp.float32),
         grid=(len(x) // of_rows, out // of_out, inside // CHUNK // chunks),

@@ -13,12 +13,13 @@ from jaxctx.model.config import AdapterSlots
 from jaxctx.model.products import (
     Int4Weight,
     LowRank,
+    Matrix,
     QuantizedWeight,
-    Weight,
     project_and_sum,
     project_each_part,
 )
 from jaxctx.model.sharding import RULES
+from jaxctx_kernels.int4_weights import ProductKernel
 
 Axes = tuple[str, ...]  # logical axis names of a parameter, see `sharding`
 Create = Callable[[tuple[int, ...], str], "jax.Array | jax.ShapeDtypeStruct | QuantizedWeight | Int4Weight"]
@@ -54,6 +55,7 @@ class Linear(nnx.Module):
         kind: str = "matrix",
         adapters: AdapterSlots | None = None,
     ) -> None:
+        self.product_kernel: ProductKernel | None
         self.shape, self.axes = (out[0], inside[0]), (out[1], inside[1])
         self.set_weight(create(self.shape, kind))
         self.bias = nnx.Param(create((out[0],), "bias"), axes=(out[1],)) if bias else None
@@ -61,18 +63,19 @@ class Linear(nnx.Module):
         self.lora_a = None if columns is None else _adapter_param(create, columns, inside)
         self.lora_b = None if columns is None else _adapter_param(create, out, columns)
 
-    def set_weight(self, weight: "Weight | jax.ShapeDtypeStruct") -> None:
+    def set_weight(self, weight: "Matrix | jax.ShapeDtypeStruct") -> None:
         """Take this weight, `[out, in]`, in place of the one before."""
-        self.product_kernel = weight.kernel if isinstance(weight, Int4Weight) else None
-        if isinstance(weight, Int4Weight):
-            self.weight = nnx.Param(weight.words, axes=self.axes[::-1])
-            self.weight_scale = nnx.Param(weight.scales, axes=(PARTS, *self.axes[::-1]))
-            self.matmul_dtype = ""
-            return
-        quantized = weight if isinstance(weight, QuantizedWeight) else None
-        self.weight = nnx.Param(weight if quantized is None else quantized.values, axes=self.axes)
-        self.weight_scale = None if quantized is None else nnx.Param(quantized.scale, axes=self.axes[:1])
-        self.matmul_dtype = "" if quantized is None else quantized.matmul_dtype
+        axes, scale_axes = self.axes, self.axes[:1]
+        values: Any = weight
+        scale: Any = None
+        self.matmul_dtype, self.product_kernel = "", None
+        if isinstance(weight, QuantizedWeight):
+            values, scale, self.matmul_dtype = weight.values, weight.scale, weight.matmul_dtype
+        elif isinstance(weight, Int4Weight):
+            values, scale, self.product_kernel = weight.words, weight.scales, weight.kernel
+            axes, scale_axes = self.axes[::-1], (PARTS, *self.axes[::-1])
+        self.weight: nnx.Param[jax.Array] = nnx.Param(values, axes=axes)
+        self.weight_scale: nnx.Param[jax.Array] | None = None if scale is None else nnx.Param(scale, axes=scale_axes)
 
     def __call__(
         self, x: Float[Array, "rows in"], columns: AdapterColumns | None = None, mesh: Mesh | None = None
@@ -96,7 +99,7 @@ class Linear(nnx.Module):
             return None
         return LowRank(self.lora_a[...], self.lora_b[...], columns)
 
-    def _read_weight(self) -> Weight:
+    def _read_weight(self) -> Matrix:
         weight: jax.Array = self.weight[...]
         if self.weight_scale is None:
             return weight

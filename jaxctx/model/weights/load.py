@@ -46,7 +46,7 @@ from jaxctx.model.weights.quantized_source import QuantizedSource, WeightSource,
 from jaxctx_kernels.int4_weights import pack
 
 FEW_BITS = frozenset((*EIGHT_BITS, INT4))
-WORD: "np.dtype[Any]" = np.dtype(np.int32)  # of weights of 4 bits
+WORD_BYTES = 4  # of eight weights of 4 bits
 FINITE_AT_ONCE = 1 << 17  # elements that are looked at together: they stay in the processor's cache
 
 _INFINITY: Mapping[int, tuple[Any, int]] = {  # bytes of a number → unsigned type, and bits that infinity and NaN have
@@ -370,7 +370,8 @@ def _check_memory(source: WeightSource, model: DecoderModel) -> None:
     """
     if jax.default_backend() != "cpu":
         return
-    needed = sum(math.prod(spec.shape) * (NUMPY_DTYPES | {INT4: WORD})[spec.dtype].itemsize for spec in model.specs)
+    sizes = {name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()} | {INT4: WORD_BYTES}
+    needed = sum(math.prod(spec.shape) * sizes[spec.dtype] for spec in model.specs)
     available = physical_memory()
     if needed > available:
         size = f"{needed / 2**30:,.1f} GiB as {model.weights_dtype}"
