@@ -52,7 +52,7 @@ from jaxctx.model.config import SHAPES, AdapterSlots, ModelConfig
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sharding import GROUP, KV, logical_sharding, make_mesh
+from jaxctx.model.sharding import GROUP, KV, make_mesh, parameter_sharding
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.weights import MatrixTypes, load_model, read_config, run_dtype, stored_matrix_types, stores_int4
 from jaxctx.model.weights.formats import open_source
@@ -260,7 +260,7 @@ def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
         model, params = _described(config, shape, int4)
         check_matmul_dtype(model, config.matmul_dtype, jax.default_backend())
         if mesh is not None:
-            places = [logical_sharding(mesh, spec.axes) for spec in model.specs]
+            places = [parameter_sharding(mesh, spec.axes, spec.shape) for spec in model.specs]
             params = tuple(param.update(sharding=place) for param, place in zip(params, places, strict=True))
         program = _largest_program(config, model, params, mesh, wanted_kernel(config.attention))
         require_kernel(program, config.attention)

@@ -29,7 +29,7 @@ from jaxctx.model.functional import (
 )
 from jaxctx.model.quantization.config import read_quantization
 from jaxctx.model.registry import FAMILIES, from_hf
-from jaxctx.model.sharding import check_divisible, logical_sharding, put, put_parameter
+from jaxctx.model.sharding import check_divisible, parameter_sharding, put, put_parameter
 from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
 from jaxctx.model.weights.formats import (
     CONFIG,
@@ -130,7 +130,7 @@ def load_model(
 def empty_slots(spec: ParamSpec, mesh: Mesh | None) -> jax.Array:
     """A parameter that holds no adapter: zeros."""
     zeros = np.zeros(spec.shape, NUMPY_DTYPES[spec.dtype])
-    return put(zeros, None if mesh is None else logical_sharding(mesh, spec.axes))
+    return put(zeros, None if mesh is None else parameter_sharding(mesh, spec.axes, spec.shape))
 
 
 def read_config(path: str | Path) -> ModelConfig:
