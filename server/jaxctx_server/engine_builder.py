@@ -322,9 +322,17 @@ def _described(
 
 
 def _int4_device(config: ServeConfig, place: Mesh | jax.Device, *, is_there: bool = False) -> Int4Device | None:
-    """What the devices do with the checkpoint's weights of 4 bits; None: it has none. See `choose_int4`."""
+    """What the devices do with the checkpoint's weights of 4 bits; None: it has none. See `choose_int4`.
+
+    Of devices that are only planned for, the log says it if nothing multiplies them; what is loaded says so itself.
+    """
     path = BUNDLED if config.model is None else Path(config.model)
-    return choose_int4(place, is_there=is_there) if path.is_dir() and stores_int4(path) else None
+    if not path.is_dir() or not stores_int4(path):
+        return None
+    int4 = choose_int4(place, is_there=is_there)
+    if int4.kernel is None and not is_there:
+        log.warning("weights of 4 bits become wide when they are loaded: %s", int4.why_no_kernel)
+    return int4
 
 
 def _adapter_slots(config: ServeConfig) -> AdapterSlots | None:

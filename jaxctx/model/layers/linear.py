@@ -65,7 +65,8 @@ class Linear(nnx.Module):
 
     def set_weight(self, weight: "Matrix | jax.ShapeDtypeStruct") -> None:
         """Take this weight, `[out, in]`, in place of the one before."""
-        axes, scale_axes = self.axes, self.axes[:1]
+        axes: Axes = self.axes
+        scale_axes: Axes = self.axes[:1]
         values: Any = weight
         scale: Any = None
         self.matmul_dtype, self.product_kernel = "", None
