@@ -166,7 +166,7 @@ def test_what_takes_long_is_left_for_later() -> None:
     assert selected(others, "*", everything=True) == others.names()
     assert selected(others, "published step Gemma 2B,*", everything=True) == ["published step Gemma 2B, 16 rows"]
     now = selected(counted, "*", everything=False)
-    assert {name.split()[0] for name in now} == {"write", "kernel"}
+    assert {name.split()[0] for name in now} == {"write", "product", "kernel"}
     assert {*counted.names()} - {*now} == {name for name in counted.names() if "step" in name}
 
 
@@ -282,7 +282,7 @@ def test_weights_of_8_bits_take_half_the_memory_and_not_one_layer_is_widened(tar
 
 
 @pytest.mark.parametrize("target", [target for target in PACKAGES if target not in SOME])
-def test_weights_of_4_bits_take_little_more_than_a_quarter_and_none_is_widened_or_copied(target: str) -> None:
+def test_weights_of_4_bits_take_less_than_those_of_8_and_none_is_widened_or_copied(target: str) -> None:
     found = kept()[target]["functions"]
     group, has_zeros = INT4
     step = found[f"short step llama-3.1-8b, 16 rows, weights of int4 in groups of {group}"]
@@ -291,8 +291,8 @@ def test_weights_of_4_bits_take_little_more_than_a_quarter_and_none_is_widened_o
     in_4_bits = layer / 2 + (1 + has_zeros) * 4 * layer / group
     whole = 2 * 2 * config.vocab_size * config.width  # embedding and head
     pool = 2 * 2 * SHORT["layers"] * SIZES.pages * SIZES.page_size * config.kv_heads * config.head_dim
-    weights = step["arguments"] - whole - pool
-    assert SHORT["layers"] * in_4_bits <= weights < 1.2 * SHORT["layers"] * in_4_bits
+    others = step["arguments"] - whole - pool - SHORT["layers"] * in_4_bits
+    assert 0 <= others < SHORT["layers"] * layer / 4  # of sampling; weights of 8 bits would be as much again
     assert step["wide_weights"] == 0
     assert step["temporaries"] < layer / 4
     for rows, size, zeros in PRODUCTS:
