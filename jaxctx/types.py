@@ -26,7 +26,7 @@ class EngineInfo:
     page_size: int  # tokens per page of the KV cache
     pages_total: int  # pages in the pool
     dtype: str  # numerical type of activations, and of weights but those that have `weights_dtype`
-    weights_dtype: str  # numerical type of the layers' matrices: `dtype`, "int8" or "float8_e4m3fn"
+    weights_dtype: str  # numerical type of the layers' matrices: `dtype`, "int8", "float8_e4m3fn" or "int4"
     kv_dtype: str  # numerical type of keys and values
     max_batch: int  # requests that one step can serve
     platform: str  # "cpu", "gpu" or "tpu"
@@ -46,6 +46,15 @@ class AdapterInfo:
     parameters: int  # numbers in all of its matrices
     contexts: int  # contexts that use it, those that snapshots hold included
     unloaded: bool = False  # whether the name is free again: only contexts that had it before use it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpan:
+    """The adapter of a context's tokens from `start` on, until the next span begins."""
+
+    start: int  # index of its first token
+    adapter: str  # what the adapter was called when it was chosen. Empty: none
+    adapter_revision: str  # digest of the adapter's content. Empty: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +182,11 @@ class ContextInfo:
     # The engine that holds it, as in GraphTask.engine_id: behind a router the engine's address, else "local". It
     # changes when the router moves the context. Empty: unknown.
     engine_id: str = ""
-    adapter: str = ""  # what its adapter was called when it was made. Empty: it has none
-    adapter_revision: str = ""  # digest of the adapter's content: equal ones compute equal KV. Empty: it has none
+    adapter: str = ""  # what the adapter of its next tokens was called when it was chosen. Empty: it has none
+    adapter_revision: str = ""  # digest of that adapter's content: equal ones compute equal KV. Empty: it has none
+    # Which adapter computes which of its tokens, if it has switched adapters: ascending, the first from 0, the last one
+    # is `adapter`. Empty: `adapter` computes all.
+    adapter_spans: Sequence[AdapterSpan] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +394,7 @@ class Model:
     max_context_tokens: int  # the longest sequence, prompt and output together, in tokens
     page_size: int  # tokens per KV page
     dtype: str  # numerical type of activations, and of weights but those that have `weights_dtype`
-    weights_dtype: str  # numerical type of the layers' matrices: `dtype`, "int8" or "float8_e4m3fn"
+    weights_dtype: str  # numerical type of the layers' matrices: `dtype`, "int8", "float8_e4m3fn" or "int4"
     kv_dtype: str  # numerical type of keys and values
     default_max_tokens: int  # `max_tokens` of a GenerateRequest that sets none
     tool_call_format: str = ""  # how it writes calls of tools, for example "hermes"; empty: not known
@@ -510,8 +522,9 @@ class Snapshot:
     parent_version: int = 0  # the version that it replaced as the latest. 0: none
     labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes
     attachment_bytes: int = 0  # bytes of its attachment. 0: it has none
-    adapter: str = ""  # what the context's adapter was called. Empty: it had none
+    adapter: str = ""  # what the adapter of the context's next tokens was called. Empty: it had none
     adapter_revision: str = ""  # digest of that adapter's content
+    adapter_spans: Sequence[AdapterSpan] = ()  # which adapter computed which tokens. Empty: `adapter` computed all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

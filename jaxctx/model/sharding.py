@@ -30,13 +30,13 @@ from jaxtyping import Int
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
-from jaxctx_kernels import heads_side_by_side
+from jaxctx_kernels import head_rows
 
 KV, GROUP = "kv", "group"
 EVERY_DEVICE = (KV, GROUP)
 KV_POOL_AXES = ("kv_heads", "pages", "page", "head_dim")  # of one layer's keys, or values
 SPLIT: dict[str, str | tuple[str, ...]] = {"kv_heads": KV, **dict.fromkeys(("vocab", "heads", "ffn"), EVERY_DEVICE)}
-WHOLE = ("embed", "head_dim", "pages", "page", "experts", "adapters")  # every device holds all of these
+WHOLE = ("embed", "head_dim", "pages", "page", "experts", "adapters", "parts")  # every device holds all of these
 RULES = SPLIT | dict.fromkeys(WHOLE)
 
 
@@ -85,9 +85,10 @@ def make_mesh(config: ModelConfig, *, tensor: int = 1, devices: Sequence[jax.Dev
 def mesh_shape(config: ModelConfig, tensor: int, platform: str) -> tuple[int, int]:
     """The sizes of the axes "kv" and "group" that `tensor` devices have: KV heads over as many as they divide into.
 
-    On a TPU KV heads that share a row of 128 lanes stay together, if the model then divides: kernels need whole rows.
+    On a TPU KV heads that fill a row of 128 lanes stay together, if the model then divides: apart each would take one.
     """
-    together = heads_side_by_side(config.kv_heads, config.head_dim) if platform == "tpu" else 1
+    stored = head_rows(config.kv_heads, config.head_dim, platform)
+    together = stored.side_by_side if stored.are_full(config.kv_heads, config.head_dim) else 1
     kv = math.gcd(tensor, config.kv_heads // together)
     if config.heads // config.kv_heads % (tensor // kv):
         kv = math.gcd(tensor, config.kv_heads)
@@ -155,7 +156,8 @@ def put_parameter(data: np.ndarray | jax.Array, axes: Sequence[str], config: Mod
         order = query_head_order(config.kv_heads, config.heads // config.kv_heads, mesh)
         if (np.diff(order) != 1).any():  # else nothing need be copied
             axis = axes.index("heads")
-            by_head = data.reshape(*data.shape[:axis], config.heads, config.head_dim, *data.shape[axis + 1 :])
+            # Of a weight of 4 bits that is split by its inputs, a head has fewer words than inputs.
+            by_head = data.reshape(*data.shape[:axis], config.heads, -1, *data.shape[axis + 1 :])
             data = by_head.take(order, axis).reshape(data.shape)
     return put(data, parameter_sharding(mesh, axes, data.shape))
 

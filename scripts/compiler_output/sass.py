@@ -24,9 +24,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 HOPPER = "sm_90a"
-PRODUCTS = "HGMMA", "HMMA"  # of a Hopper's warpgroups; of a warp
 COPIES = "UTMALDG", "UBLKCP"  # into shared memory
 PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
+PRODUCTS = ("HGMMA", "HMMA")  # of tensor cores, for a warpgroup and for a warp
 LABEL = re.compile(r"^\.?(\.L_x_\d+):")
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?)(U?P\w+)\s+)?([A-Z0-9_]+)((?:\.\w+)*)\s*(.*?)\s*;")
 BRANCH_TARGET = re.compile(r"`\((\.L_x_\d+)\)")

@@ -43,6 +43,7 @@ from jaxctx.engine.runner.check.time_limit import NeverEnds
 from jaxctx.engine.runner.check.timing import time_kernels
 from jaxctx.engine.runner.check.whole_step import StepsDiffer, check_whole_steps, step_tolerance
 from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.engine.runner.int4_choice import choose_int4
 from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.matmul_choice import check_matmul_dtype, choose_matmul_dtype
 from jaxctx.errors import AlreadyExists, FailedPrecondition, InvalidArgument
@@ -53,8 +54,9 @@ from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sharding import GROUP, KV, make_mesh, parameter_sharding
 from jaxctx.model.text import ModelText, load_text
-from jaxctx.model.weights import MatrixTypes, load_model, read_config, run_dtype, stored_matrix_types
+from jaxctx.model.weights import MatrixTypes, load_model, read_config, run_dtype, stored_matrix_types, stores_int4
 from jaxctx.model.weights.formats import open_source
+from jaxctx.model.weights.int4 import Int4Device
 from jaxctx.model.weights.load import open_checked
 from jaxctx_kernels import KernelChoice
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
@@ -162,8 +164,9 @@ def _plan_one_chip(config: PlanConfig, progress: Progress) -> EnginePlan:
             raise InvalidArgument.field(
                 "tensor", "a plan is for one chip, unless --target names several, as 8xh100 does"
             )
-        model, params = _described(config, _shape(config))
         place, platform = devices[0], devices[0].platform
+        int4 = _int4_device(config, place)
+        model, params = _described(config, _shape(config), int4)
         check_matmul_dtype(model, config.matmul_dtype, platform)
         known = model_memory(config, model, params, place, platform, memory)
         kernel = wanted_kernel(config.attention)
@@ -171,7 +174,7 @@ def _plan_one_chip(config: PlanConfig, progress: Progress) -> EnginePlan:
             if config.draft_model is not None:
                 drafting = _draft_settings(config, config.draft_model)
                 with _draft_errors(config.draft_model):
-                    draft, draft_params = _described(drafting, _shape(drafting))
+                    draft, draft_params = _described(drafting, _shape(drafting), _int4_device(drafting, place))
                 known = _beside_draft(config, model, draft, draft_params, known, place, platform, kernel, progress)
             found = _measure(config, model, params, place, platform, known, kernel, progress)
             return found if found.memory.tokens else replace(found, larger=larger())
@@ -187,13 +190,14 @@ def _plan_mesh(config: PlanConfig, progress: Progress) -> EnginePlan:
             raise InvalidArgument.field("tensor", f"{machine.name} has {len(devices)} devices: leave it out")
         shape, platform = _shape(config), devices[0].platform
         mesh = make_mesh(shape, tensor=len(devices), devices=devices)
-        model, params = _described(config, shape)
+        int4 = _int4_device(config, mesh)
+        model, params = _described(config, shape, int4)
         check_matmul_dtype(model, config.matmul_dtype, platform)
         known = model_memory(config, model, params, mesh, platform, machine.target.memory)
 
         def measure(sizes: Sizes) -> EnginePlan:
             measured = plan_mesh(
-                lambda layers: _described(config, replace(shape, layers=layers)),
+                lambda layers: _described(config, replace(shape, layers=layers), int4),
                 shape.layers,
                 config_to_measure(config, model, sizes, known, platform),
                 mesh,
@@ -250,9 +254,11 @@ def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
     with user_errors(config.model):
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
-        model, params = _described(config, _shape(config))
+        shape = _shape(config)
+        mesh = make_mesh(shape, tensor=config.tensor) if config.tensor > 1 else None
+        int4 = _int4_device(config, mesh or jax.devices()[0], is_there=True)
+        model, params = _described(config, shape, int4)
         check_matmul_dtype(model, config.matmul_dtype, jax.default_backend())
-        mesh = make_mesh(model.config, tensor=config.tensor) if config.tensor > 1 else None
         if mesh is not None:
             places = [parameter_sharding(mesh, spec.axes, spec.shape) for spec in model.specs]
             params = tuple(param.update(sharding=place) for param, place in zip(params, places, strict=True))
@@ -280,7 +286,8 @@ def _with_whole_steps(
     types = _types(config)._asdict()
     try:
         open_source(path)
-        loaded = load_model(path, **types, mesh=mesh, progress=lambda done, total: on_case(report, WEIGHTS))
+        int4 = _int4_device(config, mesh or jax.devices()[0], is_there=True)
+        loaded = load_model(path, **types, int4=int4, mesh=mesh, progress=lambda done, total: on_case(report, WEIGHTS))
         tolerance = step_tolerance(loaded.model.kv)
         cases = check_whole_steps(loaded.model, loaded.params, program, lambda case: on_case(report, case))
     except CheckpointError as error:
@@ -299,14 +306,33 @@ def _shape(config: ServeConfig) -> ModelConfig:
     return shape.for_contexts_of(config.max_context_tokens)
 
 
-def _described(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, FlatParams]:
-    """A model without weights, in the types of the settings."""
+def _described(
+    config: ServeConfig, shape: ModelConfig, int4: Int4Device | None = None
+) -> tuple[DecoderModel, FlatParams]:
+    """A model without weights, in the types of the settings. `int4`: see `_int4_device`."""
     types, path = _types(config), Path(config.model or BUNDLED)
     dtype = run_dtype(types.dtype, types.weights_dtype) or ("float32" if shape.dtype == "float32" else "bfloat16")
-    stored = stored_matrix_types(path) if path.exists() else MatrixTypes(None)
+    int4 = None if int4 is None or types.weights_dtype else int4.computing_in(dtype)
+    stored = stored_matrix_types(path, int4) if path.exists() else MatrixTypes(None)
     weights_dtype = types.weights_dtype or stored.dtype
     shape = replace(shape, adapters=_adapter_slots(config))
-    return abstract(shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype, wide=stored.wide)
+    return abstract(
+        shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype, wide=stored.wide, int4=stored.int4
+    )
+
+
+def _int4_device(config: ServeConfig, place: Mesh | jax.Device, *, is_there: bool = False) -> Int4Device | None:
+    """What the devices do with the checkpoint's weights of 4 bits; None: it has none. See `choose_int4`.
+
+    Of devices that are only planned for, the log says it if nothing multiplies them; what is loaded says so itself.
+    """
+    path = BUNDLED if config.model is None else Path(config.model)
+    if not path.is_dir() or not stores_int4(path):
+        return None
+    int4 = choose_int4(place, is_there=is_there)
+    if int4.kernel is None and not is_there:
+        log.warning("weights of 4 bits become wide when they are loaded: %s", int4.why_no_kernel)
+    return int4
 
 
 def _adapter_slots(config: ServeConfig) -> AdapterSlots | None:
@@ -348,6 +374,7 @@ def _model(config: ServeConfig, mesh: Mesh | None, progress: Progress) -> Served
         **types,
         matmul_dtype=matmul_dtype,
         adapters=_adapter_slots(config),
+        int4=_int4_device(config, mesh or jax.devices()[0], is_there=True),
         context_tokens=config.max_context_tokens,
         mesh=mesh,
         progress=progress.weights,
