@@ -23,7 +23,7 @@ from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import ModelText
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from jaxctx_server.config import ServeConfig
-from jaxctx_server.engine_builder import build_engine
+from jaxctx_server.engine_builder.build import build_engine
 from jaxctx_server.progress import Progress
 
 ME = Caller()
