@@ -6,6 +6,7 @@ tenth of one. The module is put together again only while a step is traced.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -176,6 +177,19 @@ def abstract(
     These are multiplied as `matmul_dtype`, see `QuantizedWeight`; None: `dtype`. `wide`: names of those that have
     `dtype` all the same.
     """
+    return _abstract(config, dtype, kv_dtype, weights_dtype, matmul_dtype, frozenset(wide))
+
+
+@lru_cache(maxsize=64)  # who loads a model or plans for one describes it several times over
+def _abstract(
+    config: ModelConfig,
+    dtype: str,
+    kv_dtype: str | None,
+    weights_dtype: str | None,
+    matmul_dtype: str | None,
+    wide: frozenset[str],
+) -> tuple[DecoderModel, FlatParams]:
+    """As `abstract`. What is returned is frozen, so that all may share it."""
 
     def create(shape: tuple[int, ...], kind: str) -> Any:
         if kind != "matrix" or weights_dtype is None or weights_dtype == dtype:
