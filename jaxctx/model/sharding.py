@@ -7,8 +7,8 @@ a sum over devices (`products.project_and_sum`).
 On a mesh of one device everything here changes nothing.
 
 The mesh has two axes. KV heads are split over "kv" and replicated over "group"; query heads, feed-forward and
-vocabulary are split over both. So there may be more devices than KV heads. Of eight query heads on two KV heads, four
-devices hold:
+vocabulary, if it divides, are split over both. So there may be more devices than KV heads. Of eight query heads on two
+KV heads, four devices hold:
 
     device (kv, group)    (0, 0)   (0, 1)   (1, 0)   (1, 1)
     KV heads              0        0        1        1
@@ -50,6 +50,21 @@ def partition_spec(axes: Sequence[str]) -> PartitionSpec:
     return PartitionSpec(*(RULES[axis] for axis in axes))
 
 
+def parameter_axes(axes: Sequence[str], shape: Sequence[int], devices: int) -> PartitionSpec:
+    """How a mesh of so many devices splits a parameter of these logical axes and this shape.
+
+    A vocabulary that does not divide lies whole on every device: no sum needs its parts to be equal. Raises KeyError as
+    `logical_sharding`.
+    """
+    whole = [axis == "vocab" and size % devices != 0 for axis, size in zip(axes, shape, strict=True)]
+    return PartitionSpec(*(None if odd else RULES[axis] for axis, odd in zip(axes, whole, strict=True)))
+
+
+def parameter_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> NamedSharding:
+    """Where a parameter of these logical axes and this shape lies, see `parameter_axes`."""
+    return NamedSharding(mesh, parameter_axes(axes, shape, mesh.size))
+
+
 def make_mesh(config: ModelConfig, *, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """A mesh of the first `tensor` devices, for a model of this configuration, partitioned by the compiler.
 
@@ -86,7 +101,7 @@ def mesh_that_divides(config: ModelConfig, tensor: int, platform: str) -> tuple[
 
 
 def check_divisible(config: ModelConfig, mesh: Mesh) -> None:
-    """Raise InvalidArgument unless every split axis of the model has equal parts on `mesh`."""
+    """Raise InvalidArgument unless every split axis of the model but the vocabulary has equal parts on `mesh`."""
     _check(config, mesh.shape[KV], mesh.shape[GROUP], mesh.devices.flat[0].platform)
 
 
@@ -104,8 +119,7 @@ def _odd_axes(config: ModelConfig, kv: int, group: int) -> list[str]:
     odd = [] if config.kv_heads % kv == 0 else [f"kv_heads = {config.kv_heads}"]
     if config.heads // config.kv_heads % group:
         odd.append(f"heads = {config.heads} on kv_heads = {config.kv_heads}")
-    sizes = [*_ffn_sizes(config), ("vocab", config.vocab_size)]
-    return odd + [f"{axis} = {size}" for axis, size in sizes if size % (kv * group)]
+    return odd + [f"{axis} = {size}" for axis, size in _ffn_sizes(config) if size % (kv * group)]
 
 
 def _ffn_sizes(config: ModelConfig) -> list[tuple[str, int]]:
@@ -143,7 +157,7 @@ def put_parameter(data: np.ndarray | jax.Array, axes: Sequence[str], config: Mod
             axis = axes.index("heads")
             by_head = data.reshape(*data.shape[:axis], config.heads, config.head_dim, *data.shape[axis + 1 :])
             data = by_head.take(order, axis).reshape(data.shape)
-    return put(data, logical_sharding(mesh, axes))
+    return put(data, parameter_sharding(mesh, axes, data.shape))
 
 
 def query_head_order(kv_heads: int, group: int, mesh: Mesh | None) -> Int[np.ndarray, " heads"]:

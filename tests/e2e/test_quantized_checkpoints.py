@@ -18,8 +18,6 @@ from tests.echo import echo_text
 from tests.engines import on_demand
 from tests.jaxctx.model.quantization.encode import FORMATS, write_quantized
 
-pytestmark = pytest.mark.slow  # compiles a model for each format
-
 TINY = ModelConfig(
     architecture="Qwen3ForCausalLM",
     vocab_size=512,
@@ -52,7 +50,14 @@ def load(path) -> ServedModel:
     )
 
 
-@pytest.fixture(scope="module", params=[("W8A8", ("layers.0.self_attn", "down_proj")), ("FP8", ()), ("awq", ())])
+@pytest.fixture(
+    scope="module",
+    params=[  # a model is compiled for each
+        pytest.param(("W8A8", ("layers.0.self_attn", "down_proj")), marks=pytest.mark.slow),
+        pytest.param(("awq", ()), marks=pytest.mark.slow),
+        pytest.param(("FP8", ()), marks=pytest.mark.campaign),
+    ],
+)
 def quantised(request, tmp_path_factory):
     """A checkpoint's directory; of the first some layers' matrices are wide."""
     name, leave_out = request.param

@@ -291,7 +291,9 @@ def summary(request: Request) -> str:
     return repr(request)[:2000]
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count", [60, pytest.param(200, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.campaign)]
+)
 async def test_the_same_requests_get_the_same_decisions(
     transports: tuple[GrpcTransport, HttpTransport], backend: Backend, count: int
 ) -> None:

@@ -118,7 +118,9 @@ def test_a_list_that_a_tpu_does_not_hold_is_announced() -> None:
 
 
 @needs_new_jax
-@pytest.mark.parametrize("layouts", [5, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "layouts", [5, pytest.param(20, marks=pytest.mark.slow), pytest.param(60, marks=pytest.mark.campaign)]
+)
 @pytest.mark.parametrize("device", [TPU, gpu("8.0"), gpu("9.0")], ids=["tpu", "8.0", "9.0"])
 def test_no_kernel_is_chosen_that_refuses(rng: np.random.Generator, device: SimpleNamespace, layouts: int) -> None:
     """Over random layouts: what `select_kernel` takes is traced without an error."""

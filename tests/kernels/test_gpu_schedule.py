@@ -85,7 +85,12 @@ def windowed_tokens_in_steps(schedule: Schedule, config: TileConfig, window: int
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize(
-    "window", [70, *(pytest.param(window, marks=pytest.mark.slow) for window in (1, 15, 16, 200, 5000))]
+    "window",
+    [
+        70,
+        *(pytest.param(window, marks=pytest.mark.slow) for window in (1, 5000)),
+        *(pytest.param(window, marks=pytest.mark.campaign) for window in (15, 16, 200)),
+    ],
 )
 @pytest.mark.parametrize("kind", ["three_levels", "chunks_and_decode"])
 def test_every_row_sees_its_window_once(grow: Callable, kind: str, window: int, config: TileConfig) -> None:

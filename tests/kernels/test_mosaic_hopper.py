@@ -94,17 +94,17 @@ class Case:
             "bfloat16",
             ["one_prefix", "three_levels", "chunks_and_decode", "nothing"],
         ),
-        pytest.param((50, 16, 64, 4), "bfloat16", ["no_sharing", "many_prefixes"], marks=pytest.mark.slow),
+        pytest.param((50, 16, 64, 4), "bfloat16", ["no_sharing", "many_prefixes"], marks=pytest.mark.campaign),
         # Consumers split rows.
         pytest.param((128, 32, 128, 8), "bfloat16", ["chunks_and_decode", "three_levels"], marks=pytest.mark.slow),
         (pytest.param((50, 64, 256, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.slow)),
         # Products with rows to spare, pages of two steps.
         pytest.param((18, 128, 64, 3), "bfloat16", ["many_prefixes"], marks=pytest.mark.slow),
-        pytest.param((24, 32, 128, 4, 2), "bfloat16", ["no_sharing"], marks=pytest.mark.slow),  # two KV heads
+        pytest.param((24, 32, 128, 4, 2), "bfloat16", ["no_sharing"], marks=pytest.mark.campaign),  # two KV heads
         ((50, 16, 64, 4), "int8", ["chunks_and_decode"]),
-        pytest.param((50, 16, 64, 4), "int8", ["nothing"], marks=pytest.mark.slow),
+        pytest.param((50, 16, 64, 4), "int8", ["nothing"], marks=pytest.mark.campaign),
         pytest.param((50, 16, 128, 8), "float8_e4m3fn", ["three_levels"], marks=pytest.mark.slow),
-        (pytest.param((128, 32, 128, 2), "float8_e4m3fn", ["chunks_and_decode"], marks=pytest.mark.slow)),
+        (pytest.param((128, 32, 128, 2), "float8_e4m3fn", ["chunks_and_decode"], marks=pytest.mark.campaign)),
         (pytest.param((24, 64, 256, 1, 2), "int8", ["one_prefix"], marks=pytest.mark.slow)),
         (pytest.param((130, 128, 256, 3), "int8", ["chunks_and_decode"], marks=pytest.mark.slow)),
     ],
@@ -130,7 +130,7 @@ def test_equals_dense_attention(
     [
         (8, "bfloat16"),
         (pytest.param(128, "bfloat16", marks=pytest.mark.slow)),
-        (pytest.param(8, "float8_e4m3fn", marks=pytest.mark.slow)),
+        (pytest.param(8, "float8_e4m3fn", marks=pytest.mark.campaign)),
         pytest.param(128, "int8", marks=pytest.mark.slow),
     ],
 )
@@ -158,10 +158,10 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
     ("rows", "dim", "dtype"),
     [
         (40, 64, "bfloat16"),
-        pytest.param(40, 64, "int8", marks=pytest.mark.slow),
+        pytest.param(40, 64, "int8", marks=pytest.mark.campaign),
         pytest.param(140, 64, "int8", marks=pytest.mark.slow),  # consumers widen for each other
         pytest.param(140, 128, "bfloat16", marks=pytest.mark.slow),
-        pytest.param(40, 256, "bfloat16", marks=pytest.mark.slow),
+        pytest.param(40, 256, "bfloat16", marks=pytest.mark.campaign),
     ],
 )
 def test_full_steps(
@@ -353,9 +353,9 @@ def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
         (spoil_length, "bfloat16", "assert"),
         pytest.param(spoil_maximum, "bfloat16", "assert", marks=pytest.mark.slow),
         pytest.param(spoil_clearing, "bfloat16", "assert", marks=pytest.mark.slow),
-        (pytest.param(spoil_clearing, "float8_e4m3fn", "assert", marks=pytest.mark.slow)),
+        (pytest.param(spoil_clearing, "float8_e4m3fn", "assert", marks=pytest.mark.campaign)),
         (spoil_waiting, "bfloat16", "RACE DETECTED|Computation failed"),
-        (pytest.param(spoil_waiting, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.slow)),
+        (pytest.param(spoil_waiting, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.campaign)),
         pytest.param(spoil_commits, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.slow),
         (spoil_scales, "int8", "assert"),
         (spoil_full_steps, "bfloat16", "assert"),

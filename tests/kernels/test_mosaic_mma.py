@@ -86,11 +86,11 @@ class Case:
             (50, 16, 80, 3, 1), "float8_e4m3fn", ["chunks_and_decode"], marks=pytest.mark.slow
         ),  # rows to spare
         ((24, 64, 96, 1, 2), "int8", ["one_prefix"]),  # two KV heads
-        pytest.param((50, 16, 64, 4, 1), "bfloat16", ["no_sharing", "many_prefixes"], marks=pytest.mark.slow),
+        pytest.param((50, 16, 64, 4, 1), "bfloat16", ["no_sharing", "many_prefixes"], marks=pytest.mark.campaign),
         pytest.param((130, 32, 128, 8, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.slow),
         pytest.param((24, 128, 256, 1, 1), "bfloat16", ["one_prefix"], marks=pytest.mark.slow),  # values come late
         pytest.param((50, 192, 112, 7, 1), "float8_e4m3fn", ["three_levels"], marks=pytest.mark.slow),
-        pytest.param((18, 32, 256, 64, 1), "int8", ["many_prefixes"], marks=pytest.mark.slow),  # a row fills a tile
+        pytest.param((18, 32, 256, 64, 1), "int8", ["many_prefixes"], marks=pytest.mark.campaign),  # a row fills a tile
     ],
 )
 def test_equals_dense_attention(

@@ -17,7 +17,7 @@ from jaxctx.engine.plan.memory_planner import TARGETS
 from jaxctx.engine.plan.mesh_targets import machines_of
 from jaxctx.model.functional import DecoderModel, FlatParams
 from jaxctx.model.sampling import slot_state_bytes
-from jaxctx.model.sharding import GROUP, KV, mesh_that_divides, partition_spec
+from jaxctx.model.sharding import GROUP, KV, mesh_that_divides, parameter_axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ def weights_bytes(model: DecoderModel, params: FlatParams, kv: int, group: int) 
     """Bytes of the parameters that each of `kv` × `group` devices holds."""
     sizes = {KV: kv, GROUP: group}
     return sum(
-        _size_bytes(param) // math.prod(sizes[axis] for axis in _mesh_axes(partition_spec(spec.axes)))
+        _size_bytes(param)
+        // math.prod(sizes[axis] for axis in _mesh_axes(parameter_axes(spec.axes, spec.shape, kv * group)))
         for param, spec in zip(params, model.specs, strict=True)
     )
 

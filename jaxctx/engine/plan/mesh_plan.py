@@ -24,7 +24,7 @@ from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.compiler_options import CompilerOptions
 from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.functional import DecoderModel, FlatParams
-from jaxctx.model.sharding import logical_sharding
+from jaxctx.model.sharding import parameter_sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +133,4 @@ def _compile(
 def described_on(mesh: Mesh, model: DecoderModel, params: Sequence[Any]) -> FlatParams:
     """ShapeDtypeStructs of a model, with their places on `mesh`."""
     with_specs = zip(params, model.specs, strict=True)
-    return tuple(param.update(sharding=logical_sharding(mesh, spec.axes)) for param, spec in with_specs)
+    return tuple(param.update(sharding=parameter_sharding(mesh, spec.axes, spec.shape)) for param, spec in with_specs)

@@ -20,7 +20,7 @@ from jaxctx.model.families.family import TensorPart
 from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract, scale_beside
 from jaxctx.model.quantization.config import read_quantization
 from jaxctx.model.registry import FAMILIES, from_hf
-from jaxctx.model.sharding import check_divisible, logical_sharding, put, put_parameter
+from jaxctx.model.sharding import check_divisible, parameter_sharding, put, put_parameter
 from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
 from jaxctx.model.weights.formats import (
     CONFIG,
@@ -113,7 +113,7 @@ def load_model(
 def empty_slots(spec: ParamSpec, mesh: Mesh | None) -> jax.Array:
     """A parameter that holds no adapter: zeros."""
     zeros = np.zeros(spec.shape, NUMPY_DTYPES[spec.dtype])
-    return put(zeros, None if mesh is None else logical_sharding(mesh, spec.axes))
+    return put(zeros, None if mesh is None else parameter_sharding(mesh, spec.axes, spec.shape))
 
 
 def read_config(path: str | Path) -> ModelConfig:

@@ -16,7 +16,7 @@ from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.matmul_choice import check_matmul_dtype
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.config_reader import CheckpointError
-from jaxctx.model.sharding import logical_sharding, make_mesh
+from jaxctx.model.sharding import make_mesh, parameter_sharding
 from jaxctx.model.weights import load_model
 from jaxctx.model.weights.formats import open_source
 from jaxctx_server.config import CheckConfig, ServeConfig
@@ -40,7 +40,7 @@ def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
         check_matmul_dtype(model, config.matmul_dtype, jax.default_backend())
         mesh = make_mesh(model.config, tensor=config.tensor) if config.tensor > 1 else None
         if mesh is not None:
-            places = [logical_sharding(mesh, spec.axes) for spec in model.specs]
+            places = [parameter_sharding(mesh, spec.axes, spec.shape) for spec in model.specs]
             params = tuple(param.update(sharding=place) for param, place in zip(params, places, strict=True))
         program = largest_program(config, model, params, mesh, wanted_kernel(config.attention))
         require_kernel(program, config.attention)

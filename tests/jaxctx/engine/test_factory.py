@@ -129,7 +129,7 @@ def test_all_is_compiled_before_the_engine_is_ready_if_that_is_asked(echo_served
     assert {*runner._compiled} == {*runner.program.functions}
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_kernel_is_compared_in_the_compiled_step(echo_served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one that was compared by itself; and nothing is left of an engine whose steps differ."""
     model, params = init_random(TINY, seed=1, dtype="bfloat16")

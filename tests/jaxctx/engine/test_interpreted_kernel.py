@@ -122,7 +122,7 @@ async def troubles(engine: LocalEngine) -> list[list[int]]:
     return [list(each) for each in tokens]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="kernels of accelerators need JAX 0.12 in tests")
 @pytest.mark.usefixtures("_interpreted")
 async def test_cancelling_and_a_full_pool_while_the_kernel_serves(served: ServedModel) -> None:

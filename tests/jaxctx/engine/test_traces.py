@@ -148,7 +148,7 @@ class Actor:
         (16, 48, 2),
         (16, 48, 4),
         pytest.param(2, 320, 1, marks=pytest.mark.slow),
-        pytest.param(1, 500, 2, marks=pytest.mark.slow),
+        pytest.param(1, 500, 2, marks=pytest.mark.campaign),
     ],
 )
 async def test_random_traces_equal_solo_runs(make_engine, monkeypatch, page_size: int, pages: int, steps: int) -> None:

@@ -159,6 +159,20 @@ def test_loading_onto_a_mesh(tiny, tmp_path, dense_logits):
     )
 
 
+@pytest.mark.parametrize("weights_dtype", [None, "int8"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_vocabulary_that_does_not_divide_lies_whole_on_every_device(tiny, dense_logits, tied, weights_dtype):
+    model, params = init_random(replace(tiny, vocab_size=97, tied=tied), 0, scale=0.2, weights_dtype=weights_dtype)
+    split = shard(make_mesh(model.config, tensor=4), model, params)
+    parts = {spec.name: array.addressable_shards[0].data.shape for spec, array in zip(model.specs, split, strict=True)}
+    assert parts["model.embed_tokens.weight" if tied else "lm_head.weight"] == (97, 32)
+    assert parts[Q_PROJ] == (16, 32)
+    tokens = np.arange(40).reshape(2, 20)
+    np.testing.assert_allclose(
+        dense_logits(model, split, tokens), dense_logits(model, params, tokens), rtol=1e-4, atol=1e-5
+    )
+
+
 def test_scales_are_split_with_their_output_channels(tiny, dense_logits):
     model, params = init_random(tiny, 0, scale=0.2, weights_dtype="int8")
     split = shard(make_mesh(tiny, tensor=2), model, params)
@@ -256,15 +270,13 @@ def test_the_pool_is_split_by_kv_heads(tiny):
 
 
 def test_what_does_not_divide_is_refused_and_what_would_is_named(tiny):
-    odd = replace(tiny, kv_heads=1, vocab_size=98)
-    with pytest.raises(
-        InvalidArgument, match=r"4 devices do not divide the model's vocab = 98; .* do: 1, 2$"
-    ) as raised:
+    odd = replace(tiny, kv_heads=1, ffn=50)
+    with pytest.raises(InvalidArgument, match=r"4 devices do not divide the model's ffn = 50; .* do: 1, 2$") as raised:
         make_mesh(odd, tensor=4)
     assert [violation.field for violation in raised.value.violations] == ["tensor"]
-    with pytest.raises(InvalidArgument, match=r"heads = 4 on kv_heads = 2 and ffn = 48 and .*; .* do: 1, 2, 4$"):
-        make_mesh(replace(tiny, vocab_size=100), tensor=7, devices=jax.devices())
-    with pytest.raises(InvalidArgument, match="vocab = 98"):  # a mesh that was made for another model
+    with pytest.raises(InvalidArgument, match=r"heads = 4 on kv_heads = 2 and ffn = 48; .* do: 1, 2, 4$"):
+        make_mesh(tiny, tensor=7, devices=jax.devices())
+    with pytest.raises(InvalidArgument, match="ffn = 50"):  # a mesh that was made for another model
         shard(make_mesh(tiny, tensor=4), *init_random(odd, 0))
     for tensor in (0, 1000):
         with pytest.raises(InvalidArgument, match="number of devices"):

@@ -30,7 +30,9 @@ from jaxctx.types import (
     ForwardRequest,
     GeneratePiece,
     GenerateRequest,
+    OpenRequest,
     SamplingParams,
+    SaveRequest,
 )
 from tests.engines import SMALL, context_info, make_draft_model, on_demand, tokens_of
 from tests.jaxctx.engine.drafting.lying_echo import lying_echo
@@ -113,6 +115,29 @@ async def test_tokens_are_those_without_a_draft_model(make_engine, sampling, dra
         # A step or two for each pause: guesses that are never right become rare. Some are right by chance.
         assert accepted < 10
         assert 3 <= drafted < 30
+
+
+async def test_forked_rewound_and_opened_by_another_engine_it_goes_on_as_if_nothing_were(make_engine, tmp_path) -> None:
+    """The draft model's pages are of the process alone: a context that is opened is caught up with from its tokens."""
+    store = tmp_path.as_uri()
+    engine = make_engine(draft=LIAR, store=store)
+    prompt, expected = PROMPTS[17], oracle(PROMPTS[17], 60)
+    context_id = await fresh(engine, prompt)
+    assert await greedy(engine, context_id, 30) == expected[:30]
+    (fork,) = await engine.fork(ME, context_id)
+    await engine.save(ME, SaveRequest(context_id=context_id, name="kept", durable=True))
+    assert await greedy(engine, fork.context_id, 30) == expected[30:]
+    await engine.rewind(ME, fork.context_id, len(prompt) + 10)
+    assert await greedy(engine, fork.context_id, 50) == expected[10:]
+
+    restarted = make_engine(draft=LIAR, store=store)
+    opened = (await restarted.open(ME, OpenRequest(name="kept"))).context
+    assert opened.context_id not in (context_id, fork.context_id)
+    assert await greedy(restarted, opened.context_id, 30) == expected[30:]
+    drafted, accepted = await model_drafts(restarted)
+    assert drafted > accepted > 5
+    for each in (engine, restarted):
+        assert await held_pages(each) == 0
 
 
 async def test_neighbours_are_drafted_together(make_engine) -> None:

@@ -114,11 +114,15 @@ def test_adapters_take_room_too() -> None:
     assert weights_bytes(with_adapters, params, 1, 1) - weights_bytes(*plain, 1, 1) == 2 * 2 * 8 * per_rank
 
 
-def test_a_vocabulary_that_does_not_divide_stays_on_one_chip() -> None:
+def test_a_vocabulary_that_does_not_divide_is_whole_on_every_chip() -> None:
     config = from_hf(PUBLISHED["Granite 3.1 8B Instruct"])
     assert config.vocab_size % 2 == 1
-    assert mesh_that_divides(config, 2, "gpu") is None
-    assert mesh_that_divides(config, 1, "gpu") == (1, 1)
+    assert config.tied
+    assert mesh_that_divides(config, 2, "gpu") == (2, 1)
+    model, params = abstract(replace(config, layers=1), "bfloat16")
+    embedding, norms = 2 * config.vocab_size * config.width, 2 * 3 * config.width
+    split = weights_bytes(model, params, 1, 1) - embedding - norms
+    assert weights_bytes(model, params, 2, 1) == embedding + norms + split // 2
 
 
 def test_machines_are_those_that_can_be_planned_for() -> None:

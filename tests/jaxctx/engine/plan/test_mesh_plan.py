@@ -24,7 +24,7 @@ def with_layers(layers: int) -> tuple[DecoderModel, FlatParams]:
     return abstract(replace(TINY, layers=layers), "float32")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_plan_for_many_layers_is_what_they_take() -> None:
     mesh = make_mesh(TINY, tensor=4)
     told: list[tuple[str, int, int]] = []

@@ -167,16 +167,16 @@ def subject(request) -> Subject:
 # A decoder takes seconds for each step size that it compiles, the echo model less.
 with_decoder = pytest.mark.parametrize(
     "subject",
-    ["echo", "decoder", "windows", pytest.param("two devices", marks=pytest.mark.slow)],
+    ["echo", "decoder", "windows", pytest.param("two devices", marks=pytest.mark.campaign)],
     indirect=True,
 )
 with_echo = pytest.mark.parametrize(
     "subject",
     [
         "echo",
-        pytest.param("decoder", marks=pytest.mark.slow),
+        pytest.param("decoder", marks=pytest.mark.campaign),
         pytest.param("windows", marks=pytest.mark.slow),
-        pytest.param("two devices", marks=pytest.mark.slow),
+        pytest.param("two devices", marks=pytest.mark.campaign),
     ],
     indirect=True,
 )

@@ -47,7 +47,7 @@ def small_sources(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
-    [("float32", "float32"), pytest.param("bfloat16", "int8", marks=pytest.mark.slow)],
+    [("float32", "float32"), pytest.param("bfloat16", "int8", marks=pytest.mark.campaign)],
 )
 def test_what_another_process_traced_is_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, kv_dtype: str

@@ -115,8 +115,9 @@ def zeros(struct) -> jax.Array:
     return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), struct)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+@pytest.mark.parametrize(
+    "kv_dtype", [pytest.param("float32", marks=pytest.mark.campaign), pytest.param("int8", marks=pytest.mark.slow)]
+)
 def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     """On a CPU all layers' pages lie in one array and layers are a loop; elsewhere each has its own, unrolled."""
     config = replace(TINY, layers=3)
@@ -166,8 +167,8 @@ def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     [
         "float32",
         pytest.param("int8", marks=pytest.mark.slow),
-        pytest.param("bfloat16", marks=pytest.mark.slow),
-        pytest.param("float8_e4m3fn", marks=pytest.mark.slow),
+        pytest.param("bfloat16", marks=pytest.mark.campaign),
+        pytest.param("float8_e4m3fn", marks=pytest.mark.campaign),
     ],
 )
 def test_whatever_changes_the_pages_does_it_in_place(dtype: str) -> None:

@@ -27,7 +27,7 @@ from jaxctx.engine.runner.check.report import KernelReport, Tolerance, Verdict
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.step import KVCache
 from jaxctx.model.functional import abstract
-from jaxctx.model.sharding import logical_sharding, make_mesh
+from jaxctx.model.sharding import make_mesh, parameter_sharding
 from jaxctx_kernels import KernelChoice, QuantizedKV, dispatch, pallas_tpu_pages
 from tests.planted_kernels import WRONG, Kernel, plant_kernel, right
 from tests.tiny_models import QWEN3
@@ -45,7 +45,7 @@ def program(
     place: Any = jax.devices()[0]
     if tensor > 1:
         place = make_mesh(TINY, tensor=tensor)
-        places = [logical_sharding(place, spec.axes) for spec in model.specs]
+        places = [parameter_sharding(place, spec.axes, spec.shape) for spec in model.specs]
         params = tuple(param.update(sharding=each) for param, each in zip(params, places, strict=True))
     made = CompiledModel(model, params, CONFIG, place, kernel)
     made.shapes = made.shapes[-1:]
