@@ -20,6 +20,7 @@ from jaxctx.client.tls import Tls
 from jaxctx.errors import JaxctxError
 from jaxctx.types import (
     AdapterInfo,
+    AdapterSpan,
     Attention,
     Comparison,
     ContextChange,
@@ -59,6 +60,7 @@ from jaxctx.types import (
 
 __all__ = [
     "AdapterInfo",
+    "AdapterSpan",
     "Attention",
     "Call",
     "ChatOptions",

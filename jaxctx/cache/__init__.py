@@ -12,6 +12,7 @@ the engine calls this package.
     page_pool.py            PagePool: which slots of the page array are free
     prefix_index.py         PrefixIndex: committed pages as a tree, found by their tokens
     tiers.py                Tiers: copies of pages in host memory and on disk, and the moves that make them
+    overrides.py            Overrides: those of attention, and switches of adapters; part of a page's identity
     attention_overrides.py  positions and masks of tokens that were not computed in the default way
     page_numbers.py         PageNumbers: the page numbers that tenants see
     audit.py                comparisons and counts that need a walk over contexts

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jaxctx.cache.attention_overrides import encode_page_overrides
 from jaxctx.cache.context import Context, OffloadedPage
 from jaxctx.cache.page_pool import OutOfPages, PagePool
 from jaxctx.cache.prefix_index import NOWHERE, TOKEN_BYTES, PageNode, PrefixIndex
@@ -109,13 +108,11 @@ class BlockManager:
 
     def commit(self, context: Context, count: int) -> int:
         """Commit the first `count` working pages, which are full; returns how many merged with equal committed ones."""
-        page_bytes = self.index.page_bytes
+        page_bytes, all_overrides = self.index.page_bytes, context.overrides
         duplicates: list[int] = []
         for position, page in enumerate(context.working[:count]):
             tokens = context.recent[position * page_bytes : (position + 1) * page_bytes]
-            overrides = encode_page_overrides(
-                context.attention_overrides, context.tail.depth * self.page_size, self.page_size
-            )
+            overrides = all_overrides.of_page(context.tail.depth * self.page_size, self.page_size)
             context.tail = self.index.commit(context.tail, context.root, tokens, overrides, page)
             if context.tail.page != page:
                 duplicates.append(page)
@@ -134,7 +131,10 @@ class BlockManager:
         self.drop_offloaded(context, before=context.tail.depth)
 
     def shorten(self, context: Context, length: int) -> None:
-        """Drop all tokens but the first `length`, and the hold on nodes that are not full any more."""
+        """Drop all tokens but the first `length`, and the hold on nodes that are not full any more.
+
+        A switch of adapters at `length` stays: whoever goes back to where a context switched goes on as it did.
+        """
         tail = context.tail
         pages = length // self.page_size
         if pages < tail.depth:
@@ -150,6 +150,7 @@ class BlockManager:
         context.attention_overrides = {
             index: override for index, override in context.attention_overrides.items() if index < length
         }
+        context.adapter_switches = tuple(switch for switch in context.adapter_switches if switch.start <= length)
         context.computed = min(context.computed, length)
         for number, offloaded in list(context.offloaded_pages.items()):
             offloaded.tokens = min(offloaded.tokens, length - number * self.page_size)
@@ -210,8 +211,8 @@ class BlockManager:
         searched = max(tokens - start.depth * self.page_size, 0)
         known = (known + more)[: searched * TOKEN_BYTES]
         if start.parent is None:
-            return self.index.search(context.root, known, context.attention_overrides)
-        return self.index.walk(start, known, context.root, context.attention_overrides)
+            return self.index.search(context.root, known, context.overrides)
+        return self.index.walk(start, known, context.root, context.overrides)
 
     def lookup_tiers(self, context: Context, tokens: int, more: bytes = b"") -> list[TierEntry]:
         """The context's next pages that any tier has, up to the first gap. Arguments as in `lookup_index`.

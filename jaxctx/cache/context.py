@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
+from jaxctx.cache.overrides import Overrides
 from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, TierPlacement
 from jaxctx.errors import FailedPrecondition, NotFound
 from jaxctx.lifetime import FOREVER, Lifetime
+from jaxctx.types import AdapterSpan
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +46,7 @@ class Context:
     priority: int = 0
     pinned: bool = False
     manual_commit: bool = False
-    adapter: str = ""  # what its adapter was called; the identity has its content
+    adapter: str = ""  # what the adapter of its first token was called; the identity has its content
     snapshot: str = ""  # the snapshot that it was opened from
     labels: Mapping[str, str] = field(default_factory=dict)
     of_program: bool = False  # made by the server for one of the tenant's programs; lists may leave it out
@@ -61,6 +63,7 @@ class Context:
     recent: bytes = b""  # int32 bytes of working tokens, then buffered ones; forks share it
     # By token index, as `cache.attention_overrides` encodes them; forks share the mapping.
     attention_overrides: Mapping[int, bytes] = field(default_factory=dict)
+    adapter_switches: tuple[AdapterSpan, ...] = ()  # where it goes on with another adapter, see `cache.overrides`
     working_tokens: int = 0  # tokens with KV in working pages
     suspended: bool = False
     computed: int = 0  # tokens that had KV when it was suspended, or saved as the snapshot that it was opened from
@@ -106,6 +109,17 @@ class Context:
     def length(self) -> int:
         """All tokens: `seq_len + buffered_tokens`. Suspension does not change it."""
         return self.tail.depth * self.page_size + len(self.recent) // TOKEN_BYTES
+
+    @property
+    def overrides(self) -> Overrides:
+        """What of its tokens is not computed in the default way."""
+        return Overrides(self.attention_overrides, self.adapter_switches)
+
+    @property
+    def adapter_spans(self) -> tuple[AdapterSpan, ...]:
+        """Which adapter computes which of its tokens: the first span begins at 0, the last one has the next token."""
+        first = AdapterSpan(start=0, adapter=self.adapter, adapter_revision=self.identity.adapter)
+        return (first, *self.adapter_switches)
 
     def tokens(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " tokens"]:
         """The tokens `[start, stop)`, buffered ones included; `stop` None: to the end. O(length - start).

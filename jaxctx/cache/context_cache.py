@@ -18,12 +18,14 @@ from jaxctx.cache import audit
 from jaxctx.cache.block_manager import BlockManager, Ready
 from jaxctx.cache.context import Context, OffloadedPage
 from jaxctx.cache.context_table import ContextTable
+from jaxctx.cache.overrides import MAX_SWITCHES, NO_OVERRIDES, switched
 from jaxctx.cache.page_numbers import PageNumbers
 from jaxctx.cache.page_pool import OutOfPages
 from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
 from jaxctx.cache.tiers import Move, MoveKind, PrefixMatch, count_on_device, summarize
 from jaxctx.errors import FailedPrecondition, OutOfRange
 from jaxctx.lifetime import FOREVER, DeadlineQueue, Lifetime
+from jaxctx.types import AdapterSpan
 
 __all__ = ["Context", "ContextCache", "Identity", "OutOfPages", "PrefixMatch"]
 
@@ -168,10 +170,13 @@ class ContextCache:
         index = self.block_manager.index
         root = publication.root
         for node, page in zip(context.chain(), pages, strict=True):
-            publication.tail = index.commit(publication.tail, root, node.tokens, node.attention_overrides, page)
+            publication.tail = index.commit(publication.tail, root, node.tokens, node.overrides, page)
         publication.attention_overrides = {
             index: override for index, override in context.attention_overrides.items() if index < publication.length
         }
+        publication.adapter_switches = tuple(
+            switch for switch in context.adapter_switches if switch.start < publication.length
+        )
         index.publish(root)
         self.publications[root] = publication
         return publication
@@ -207,6 +212,31 @@ class ContextCache:
                 if override:
                     all_overrides[index] = override
             context.attention_overrides = all_overrides
+
+    def switch_adapter(self, context: Context, adapter: str, revision: str) -> None:
+        """Go on with the adapter of this name and content (empty: none) after the tokens that the context has.
+
+        These stay as they are, buffered ones too. An empty context becomes as if it had been created with the adapter.
+        A switch that no token followed yet is replaced; one to the content of the last token's adapter is taken back.
+        Raises FailedPrecondition where this would be one switch more than MAX_SWITCHES.
+        """
+        context.raise_if_closed()
+        switch = AdapterSpan(start=context.length, adapter=adapter, adapter_revision=revision)
+        first, *switches = switched(context.adapter_spans, switch)
+        if len(switches) > MAX_SWITCHES:
+            raise FailedPrecondition(f"a context switches its adapter at most {MAX_SWITCHES} times")
+        if first.adapter_revision != context.identity.adapter:
+            self._replace_root(context, replace(context.identity, adapter=revision))
+        context.adapter = first.adapter
+        context.adapter_switches = tuple(switches)
+
+    def _replace_root(self, context: Context, identity: Identity) -> None:
+        """Give an empty context another identity."""
+        root = self.block_manager.index.root(identity)
+        if not context.suspended:
+            self.block_manager.index.acquire(root)
+            self.block_manager.index.release(context.root)
+        context.identity, context.root, context.tail = identity, root, root
 
     def match(self, context: Context, tokens: int | None = None) -> int:
         """Attach committed pages on the device that hold the next buffered tokens; returns the number of those tokens.
@@ -257,7 +287,7 @@ class ContextCache:
     def find(self, identity: Identity, tokens: TokenIds) -> PrefixMatch:
         """The pages that a new context filled with `tokens` would find."""
         index = self.block_manager.index
-        path = index.search(index.root(identity), encode_tokens(tokens), overrides={})
+        path = index.search(index.root(identity), encode_tokens(tokens), NO_OVERRIDES)
         return summarize(path)
 
     def peek(self, context: Context, more: TokenIds = (), tokens: int | None = None) -> PrefixMatch:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 from weakref import WeakValueDictionary
@@ -32,7 +32,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from jaxctx.cache.attention_overrides import encode_page_overrides
+from jaxctx.cache.overrides import Overrides
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.int32]  # validated by the caller
 
@@ -46,7 +46,7 @@ class Identity:
 
     namespace: str
     model_revision: str
-    adapter: str = ""  # digest of its content; empty: none
+    adapter: str = ""  # digest of the content of the first token's; empty: none. Switches are overrides
     kv_dtype: str = ""
     salt: str = ""
 
@@ -88,7 +88,7 @@ class PageNode(TierPlacement):
     tokens: bytes
     owner: PageNode = field(init=False)  # the root of the identity whose contexts may find it
     identity: Identity | None = None  # set for a root only
-    attention_overrides: bytes = b""  # of its tokens, see `cache.attention_overrides`
+    overrides: bytes = b""  # of its tokens, see `cache.overrides`
     holders: int = 0  # contexts whose last node this is, and children that are held
     depth: int = 0  # pages up to and including this one; 0 for a root
     children: dict[tuple[PageNode, bytes, bytes], PageNode] = field(
@@ -107,7 +107,7 @@ class PageNode(TierPlacement):
     def forget(self) -> None:
         """Remove the node from the index, because no tier has its data any more."""
         assert self.parent is not None
-        del self.parent.children[self.owner, self.tokens, self.attention_overrides]
+        del self.parent.children[self.owner, self.tokens, self.overrides]
         self.indexed = False
 
 
@@ -149,7 +149,7 @@ class PrefixIndex:
         """Undo `publish`: contexts keep the pages that they hold, and find no further ones."""
         del self._published[root]
 
-    def search(self, root: PageNode, tokens: bytes, overrides: Mapping[int, bytes]) -> list[PageNode]:
+    def search(self, root: PageNode, tokens: bytes, overrides: Overrides) -> list[PageNode]:
         """The longest path for a sequence that begins with `tokens`: from its own root, or from a published one."""
         longest = self.walk(root, tokens, root, overrides)
         if self._published:
@@ -161,20 +161,18 @@ class PrefixIndex:
                         longest = path
         return longest
 
-    def walk(self, node: PageNode, tokens: bytes, owner: PageNode, overrides: Mapping[int, bytes]) -> list[PageNode]:
+    def walk(self, node: PageNode, tokens: bytes, owner: PageNode, overrides: Overrides) -> list[PageNode]:
         """The indexed nodes that continue `node` with the leading full pages of `tokens`, as far as they exist.
 
-        `node` is a root or indexed; `owner` is the root of the reader's identity; `overrides` are the attention
-        overrides by index in the sequence. Nothing is acquired.
+        `node` is a root or indexed; `owner` is the root of the reader's identity; `overrides` are those of the whole
+        sequence. Nothing is acquired.
         """
         page_bytes = self.page_bytes
         page_size = page_bytes // TOKEN_BYTES
         first = node.depth * page_size  # index of the first of `tokens` in the sequence
         path: list[PageNode] = []
         for start in range(0, len(tokens) - page_bytes + 1, page_bytes):
-            page_overrides = (
-                encode_page_overrides(overrides, first + start // TOKEN_BYTES, page_size) if overrides else b""
-            )
+            page_overrides = overrides.of_page(first + start // TOKEN_BYTES, page_size) if overrides else b""
             child = self.child(node, owner, tokens[start : start + page_bytes], page_overrides)
             if child is None:
                 break
@@ -208,9 +206,7 @@ class PrefixIndex:
             self.acquire(node)
             self.release(parent)
             return node
-        node = PageNode(
-            parent, tokens, attention_overrides=overrides, page=page, holders=1, depth=parent.depth + 1, indexed=True
-        )
+        node = PageNode(parent, tokens, overrides=overrides, page=page, holders=1, depth=parent.depth + 1, indexed=True)
         node.owner = owner
         parent.children[owner, tokens, overrides] = node
         return node  # the hold on the parent now counts for its held child

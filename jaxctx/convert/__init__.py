@@ -16,6 +16,8 @@ and a router for the opposite directions. Nothing here checks ranges: the server
 """
 
 from jaxctx.convert.contexts import (
+    adapter_span_from_proto,
+    adapter_span_to_proto,
     comparison_from_proto,
     comparison_to_proto,
     context_change_from_proto,
@@ -154,6 +156,8 @@ from jaxctx.convert.times import (
 
 __all__ = [
     "adapter_from_proto",
+    "adapter_span_from_proto",
+    "adapter_span_to_proto",
     "adapter_to_proto",
     "attention_from_proto",
     "attention_mask_from_proto",

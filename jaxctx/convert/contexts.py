@@ -11,6 +11,7 @@ from jaxctx.convert.times import (
     ttl_to_proto,
 )
 from jaxctx.types import (
+    AdapterSpan,
     Comparison,
     ContextChange,
     ContextEvent,
@@ -117,6 +118,7 @@ def context_info_from_proto(message: context_pb2.Context) -> ContextInfo:
         engine_id=message.engine_id,
         adapter=message.adapter,
         adapter_revision=message.adapter_revision,
+        adapter_spans=tuple(adapter_span_from_proto(span) for span in message.adapter_spans),
     )
 
 
@@ -147,7 +149,18 @@ def context_info_to_proto(value: ContextInfo) -> context_pb2.Context:
         engine_id=value.engine_id,
         adapter=value.adapter,
         adapter_revision=value.adapter_revision,
+        adapter_spans=[adapter_span_to_proto(span) for span in value.adapter_spans],
     )
+
+
+def adapter_span_from_proto(message: context_pb2.AdapterSpan) -> AdapterSpan:
+    """The adapter of some tokens of a context."""
+    return AdapterSpan(start=message.start, adapter=message.adapter, adapter_revision=message.adapter_revision)
+
+
+def adapter_span_to_proto(value: AdapterSpan) -> context_pb2.AdapterSpan:
+    """The adapter of some tokens of a context."""
+    return context_pb2.AdapterSpan(start=value.start, adapter=value.adapter, adapter_revision=value.adapter_revision)
 
 
 def fill_result_from_proto(message: context_service_pb2.FillResponse) -> FillResult:

@@ -1,6 +1,8 @@
 """Snapshots and publications: what is kept, and the requests that save, open and change it."""
 
 from jaxctx.convert.contexts import (
+    adapter_span_from_proto,
+    adapter_span_to_proto,
     context_info_from_proto,
     context_info_to_proto,
     token_ids_from_proto,
@@ -50,6 +52,7 @@ def snapshot_from_proto(message: snapshot_pb2.Snapshot) -> Snapshot:
         attachment_bytes=message.attachment_bytes,
         adapter=message.adapter,
         adapter_revision=message.adapter_revision,
+        adapter_spans=tuple(adapter_span_from_proto(span) for span in message.adapter_spans),
     )
 
 
@@ -75,6 +78,7 @@ def snapshot_to_proto(value: Snapshot) -> snapshot_pb2.Snapshot:
         attachment_bytes=value.attachment_bytes,
         adapter=value.adapter,
         adapter_revision=value.adapter_revision,
+        adapter_spans=[adapter_span_to_proto(span) for span in value.adapter_spans],
     )
 
 

@@ -167,6 +167,9 @@ class LocalEngine(Engine):
     async def rewind(self, caller: Caller, context_id: str, to: int) -> types.ContextInfo:
         return await self.loop.call(self._contexts.rewind, caller, context_id, to)
 
+    async def switch_adapter(self, caller: Caller, context_id: str, adapter: str) -> types.ContextInfo:
+        return await self.loop.call(self._contexts.switch_adapter, caller, context_id, adapter)
+
     async def commit_pages(self, caller: Caller, context_id: str, pages: int) -> types.ContextInfo:
         return await self.loop.call(self._contexts.commit_pages, caller, context_id, pages)
 

@@ -130,6 +130,12 @@ class Engine(ProgramEngine, Protocol):
     async def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
         """Drop trailing tokens that are in no committed page."""
 
+    async def switch_adapter(self, caller: Caller, context_id: str, adapter: str) -> ContextInfo:
+        """Go on with another adapter, or ("") none, from the present length on. What is before keeps its KV.
+
+        Raises NotFound (ADAPTER_NOT_FOUND), Aborted (CONTEXT_BUSY), FailedPrecondition after too many switches.
+        """
+
     async def forward(self, caller: Caller, request: ForwardRequest) -> ForwardResult:
         """One pass over explicit tokens, positions and attention masks.
 

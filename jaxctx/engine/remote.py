@@ -185,6 +185,11 @@ class RemoteEngine(ProgramEngine):
         response = await self.call(self.contexts.Rewind, caller, request)
         return convert.context_info_from_proto(response.context)
 
+    async def switch_adapter(self, caller: Caller, context_id: str, adapter: str) -> ContextInfo:
+        request = context_service_pb2.SwitchAdapterRequest(context_id=context_id, adapter=adapter)
+        response = await self.call(self.contexts.SwitchAdapter, caller, request)
+        return convert.context_info_from_proto(response.context)
+
     async def update(self, caller: Caller, context_id: str, request: UpdateContextRequest) -> ContextInfo:
         message = convert.update_context_request_to_proto(request, context_id=context_id)
         response = await self.call(self.contexts.UpdateContext, caller, message)

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import xxhash
 
 from jaxctx.lifetime import FOREVER, Lifetime
-from jaxctx.v1.stored_pb2 import StoredManifest, StoredName, StoredVersion
+from jaxctx.types import AdapterSpan
+from jaxctx.v1.stored_pb2 import StoredAdapterSpan, StoredManifest, StoredName, StoredVersion
 
 M = TypeVar("M", StoredName, StoredManifest)
 
@@ -37,8 +38,9 @@ class ContextRecord:
     identity: bytes  # everything that determines KV beside tokens and overrides, the tenant's namespace included
     model_revision: str  # weights and configuration that computed it
     salt: str  # the context's salt
-    adapter: str = ""  # what its adapter was called
-    adapter_revision: str = ""  # digest of the adapter's content, which `identity` has too; empty: it had none
+    adapter: str = ""  # what the adapter of its first token was called
+    adapter_revision: str = ""  # digest of that adapter's content, which `identity` has too; empty: it had none
+    adapter_switches: Sequence[AdapterSpan] = ()  # where other adapters began, ascending; none of them at 0
     kv_dtype: str  # of keys and values
     page_size: int  # tokens per page
     page_bytes: int  # bytes of every page, of a partly filled one too
@@ -62,15 +64,26 @@ class ContextRecord:
         fields = (self.identity, self.model_revision.encode(), self.salt.encode(), self.kv_dtype.encode())
         root = b"".join(struct.pack("<Q", len(part)) + part for part in fields)
         parent = hashlib.sha256(b"root" + struct.pack("<QQ", self.page_size, self.page_bytes) + root).digest()
-        overrides = self._overrides_by_page()
+        overrides, switches = self._overrides_by_page(), self._switches_by_page()
         token_bytes = self.tokens[: self.seq_len].astype("<i4", copy=False).tobytes()
         keys: list[bytes] = []
         for number in range(self.pages):
             page = token_bytes[number * self.page_size * 4 : (number + 1) * self.page_size * 4]
+            for switch in switches.get(number, ()):
+                revision = switch.adapter_revision.encode()
+                parent = hashlib.sha256(b"switch" + parent + struct.pack("<Q", switch.start) + revision).digest()
             content = struct.pack("<Q", len(page)) + page + overrides.get(number, b"")
             parent = hashlib.sha256(b"page" + parent + content).digest()
             keys.append(parent)
         return keys
+
+    def _switches_by_page(self) -> dict[int, list[AdapterSpan]]:
+        """The switches of adapters in each page with KV that has some, by page number."""
+        switches: dict[int, list[AdapterSpan]] = {}
+        for switch in self.adapter_switches:
+            if switch.start < self.seq_len:
+                switches.setdefault(switch.start // self.page_size, []).append(switch)
+        return switches
 
     def _overrides_by_page(self) -> dict[int, bytes]:
         """The overrides of each page that has some, by page number: index, length and override of each token."""
@@ -106,8 +119,9 @@ class SnapshotVersion:
     size_bytes: int  # of these pages
     model_revision: str  # weights and configuration that computed it
     salt: str  # the context's salt
-    adapter: str = ""  # what the context's adapter was called
-    adapter_revision: str = ""  # digest of the adapter's content; empty: it had none
+    adapter: str = ""  # what the adapter of the context's next tokens was called
+    adapter_revision: str = ""  # digest of that adapter's content; empty: it had none
+    adapter_spans: Sequence[AdapterSpan] = ()  # which adapter computed which tokens; empty: `adapter` computed all
     manual_commit: bool  # whether the context commits pages only by `commit`
     context_id: str  # the context that was saved
     attachment_bytes: int = 0  # of its attachment; 0: it has none
@@ -168,6 +182,7 @@ def encode_version(version: SnapshotVersion) -> StoredVersion:
         salt=version.salt,
         adapter=version.adapter,
         adapter_revision=version.adapter_revision,
+        adapter_spans=_encode_spans(version.adapter_spans),
         manual_commit=version.manual_commit,
         context_id=version.context_id,
         attachment_bytes=version.attachment_bytes,
@@ -204,6 +219,7 @@ def decode_version(stored: StoredVersion, tenant: str, name: str) -> SnapshotVer
         salt=stored.salt,
         adapter=stored.adapter,
         adapter_revision=stored.adapter_revision,
+        adapter_spans=_decode_spans(stored.adapter_spans),
         manual_commit=stored.manual_commit,
         context_id=stored.context_id,
         attachment_bytes=stored.attachment_bytes,
@@ -241,6 +257,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         salt=context.salt,
         adapter=context.adapter,
         adapter_revision=context.adapter_revision,
+        adapter_switches=_encode_spans(context.adapter_switches),
         kv_dtype=context.kv_dtype,
         page_size=context.page_size,
         page_bytes=context.page_bytes,
@@ -274,6 +291,7 @@ def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
         salt=record.salt,
         adapter=record.adapter,
         adapter_revision=record.adapter_revision,
+        adapter_switches=_decode_spans(record.adapter_switches),
         kv_dtype=record.kv_dtype,
         page_size=record.page_size,
         page_bytes=record.page_bytes,
@@ -293,6 +311,19 @@ def decode_manifest(data: bytes, manifest_id: str) -> Manifest | None:
     if record.attachment_pack:
         attachment = AttachmentLocation(record.attachment_pack, record.attachment_bytes, record.attachment_checksum)
     return Manifest(manifest_id, context, keys, locations, attachment)
+
+
+def _encode_spans(spans: Iterable[AdapterSpan]) -> list[StoredAdapterSpan]:
+    return [
+        StoredAdapterSpan(start=span.start, adapter=span.adapter, adapter_revision=span.adapter_revision)
+        for span in spans
+    ]
+
+
+def _decode_spans(stored: Iterable[StoredAdapterSpan]) -> tuple[AdapterSpan, ...]:
+    return tuple(
+        AdapterSpan(start=span.start, adapter=span.adapter, adapter_revision=span.adapter_revision) for span in stored
+    )
 
 
 def _split(data: bytes, size: int) -> list[bytes]:

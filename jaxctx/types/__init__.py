@@ -17,6 +17,7 @@ distribution. Ids, ranges and sizes are checked by the server; the classes take 
 """
 
 from jaxctx.types.contexts import (
+    AdapterSpan,
     Comparison,
     ContextChange,
     ContextEvent,
@@ -60,6 +61,7 @@ from jaxctx.types.snapshots import GetSnapshotResult, OpenRequest, Publication, 
 
 __all__ = [
     "AdapterInfo",
+    "AdapterSpan",
     "Attention",
     "CallOutput",
     "Comparison",

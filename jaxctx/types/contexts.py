@@ -17,6 +17,15 @@ class ContextState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpan:
+    """The adapter of a context's tokens from `start` on, until the next span begins."""
+
+    start: int  # index of its first token
+    adapter: str  # what the adapter was called when it was chosen. Empty: none
+    adapter_revision: str  # digest of the adapter's content. Empty: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextInfo:
     """A context and its counters.
 
@@ -55,8 +64,11 @@ class ContextInfo:
     # The engine that holds it, as in GraphTask.engine_id: behind a router the engine's address, else "local". It
     # changes when the router moves the context. Empty: unknown.
     engine_id: str = ""
-    adapter: str = ""  # what its adapter was called when it was made. Empty: it has none
-    adapter_revision: str = ""  # digest of the adapter's content: equal ones compute equal KV. Empty: it has none
+    adapter: str = ""  # what the adapter of its next tokens was called when it was chosen. Empty: it has none
+    adapter_revision: str = ""  # digest of that adapter's content: equal ones compute equal KV. Empty: it has none
+    # Which adapter computes which of its tokens, if it has switched adapters: ascending, the first from 0, the last one
+    # is `adapter`. Empty: `adapter` computes all.
+    adapter_spans: Sequence[AdapterSpan] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
 """Snapshots and publications."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from jaxctx.types.contexts import TokenIds
+from jaxctx.types.contexts import AdapterSpan, TokenIds
 from jaxctx.types.lifetime import Expiry, Ttl
 
 
@@ -29,8 +29,9 @@ class Snapshot:
     parent_version: int = 0  # the version that it replaced as the latest. 0: none
     labels: Mapping[str, str] = field(default_factory=dict)  # the caller's notes
     attachment_bytes: int = 0  # bytes of its attachment. 0: it has none
-    adapter: str = ""  # what the context's adapter was called. Empty: it had none
+    adapter: str = ""  # what the adapter of the context's next tokens was called. Empty: it had none
     adapter_revision: str = ""  # digest of that adapter's content
+    adapter_spans: Sequence[AdapterSpan] = ()  # which adapter computed which tokens. Empty: `adapter` computed all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from jaxctx.v1 import lifetime_pb2 as jaxctx_dot_v1_dot_lifetime__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17jaxctx/v1/context.proto\x12\tjaxctx.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18jaxctx/v1/lifetime.proto\"\xb7\x05\n\x07\x43ontext\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x16\n\tparent_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.jaxctx.v1.ContextState\x12\x0f\n\x07seq_len\x18\x05 \x01(\x05\x12\x17\n\x0f\x63ommitted_pages\x18\x06 \x01(\x05\x12\x15\n\rworking_pages\x18\x07 \x01(\x05\x12\x16\n\x0eworking_tokens\x18\x08 \x01(\x05\x12\x17\n\x0f\x62uffered_tokens\x18\t \x01(\x05\x12\x11\n\tpage_size\x18\n \x01(\x05\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x0e\n\x06pinned\x18\x0c \x01(\x08\x12\x0c\n\x04salt\x18\r \x01(\t\x12.\n\ncreated_at\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07used_at\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x06labels\x18\x10 \x03(\x0b\x32\x1e.jaxctx.v1.Context.LabelsEntry\x12\x30\n\x0cpinned_until\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12!\n\x06\x65xpiry\x18\x12 \x01(\x0b\x32\x11.jaxctx.v1.Expiry\x12\x0f\n\x07version\x18\x13 \x01(\x03\x12\x11\n\tforked_at\x18\x14 \x01(\x05\x12\x10\n\x08snapshot\x18\x15 \x01(\t\x12\x11\n\tengine_id\x18\x16 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x17 \x01(\t\x12\x18\n\x10\x61\x64\x61pter_revision\x18\x18 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0c\n\n_parent_id\"1\n\x08\x41ncestor\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x11\n\tforked_at\x18\x02 \x01(\x05\"S\n\x0c\x43ontextPages\x12\x10\n\x08page_ids\x18\x01 \x03(\x05\x12\x11\n\trefcounts\x18\x02 \x03(\x05\x12\x1e\n\x05tiers\x18\x03 \x03(\x0e\x32\x0f.jaxctx.v1.Tier*z\n\x0c\x43ontextState\x12\x1d\n\x19\x43ONTEXT_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43ONTEXT_STATE_IDLE\x10\x01\x12\x16\n\x12\x43ONTEXT_STATE_BUSY\x10\x02\x12\x1b\n\x17\x43ONTEXT_STATE_SUSPENDED\x10\x03*]\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_DISK\x10\x03\x12\x10\n\x0cTIER_LINEAGE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17jaxctx/v1/context.proto\x12\tjaxctx.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18jaxctx/v1/lifetime.proto\"\xe6\x05\n\x07\x43ontext\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x16\n\tparent_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.jaxctx.v1.ContextState\x12\x0f\n\x07seq_len\x18\x05 \x01(\x05\x12\x17\n\x0f\x63ommitted_pages\x18\x06 \x01(\x05\x12\x15\n\rworking_pages\x18\x07 \x01(\x05\x12\x16\n\x0eworking_tokens\x18\x08 \x01(\x05\x12\x17\n\x0f\x62uffered_tokens\x18\t \x01(\x05\x12\x11\n\tpage_size\x18\n \x01(\x05\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x0e\n\x06pinned\x18\x0c \x01(\x08\x12\x0c\n\x04salt\x18\r \x01(\t\x12.\n\ncreated_at\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07used_at\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x06labels\x18\x10 \x03(\x0b\x32\x1e.jaxctx.v1.Context.LabelsEntry\x12\x30\n\x0cpinned_until\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12!\n\x06\x65xpiry\x18\x12 \x01(\x0b\x32\x11.jaxctx.v1.Expiry\x12\x0f\n\x07version\x18\x13 \x01(\x03\x12\x11\n\tforked_at\x18\x14 \x01(\x05\x12\x10\n\x08snapshot\x18\x15 \x01(\t\x12\x11\n\tengine_id\x18\x16 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x17 \x01(\t\x12\x18\n\x10\x61\x64\x61pter_revision\x18\x18 \x01(\t\x12-\n\radapter_spans\x18\x19 \x03(\x0b\x32\x16.jaxctx.v1.AdapterSpan\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0c\n\n_parent_id\"G\n\x0b\x41\x64\x61pterSpan\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x18\n\x10\x61\x64\x61pter_revision\x18\x03 \x01(\t\"1\n\x08\x41ncestor\x12\x12\n\ncontext_id\x18\x01 \x01(\t\x12\x11\n\tforked_at\x18\x02 \x01(\x05\"S\n\x0c\x43ontextPages\x12\x10\n\x08page_ids\x18\x01 \x03(\x05\x12\x11\n\trefcounts\x18\x02 \x03(\x05\x12\x1e\n\x05tiers\x18\x03 \x03(\x0e\x32\x0f.jaxctx.v1.Tier*z\n\x0c\x43ontextState\x12\x1d\n\x19\x43ONTEXT_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43ONTEXT_STATE_IDLE\x10\x01\x12\x16\n\x12\x43ONTEXT_STATE_BUSY\x10\x02\x12\x1b\n\x17\x43ONTEXT_STATE_SUSPENDED\x10\x03*]\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_DISK\x10\x03\x12\x10\n\x0cTIER_LINEAGE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,16 +35,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONTEXT_LABELSENTRY']._loaded_options = None
   _globals['_CONTEXT_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_CONTEXTSTATE']._serialized_start=931
-  _globals['_CONTEXTSTATE']._serialized_end=1053
-  _globals['_TIER']._serialized_start=1055
-  _globals['_TIER']._serialized_end=1148
+  _globals['_CONTEXTSTATE']._serialized_start=1051
+  _globals['_CONTEXTSTATE']._serialized_end=1173
+  _globals['_TIER']._serialized_start=1175
+  _globals['_TIER']._serialized_end=1268
   _globals['_CONTEXT']._serialized_start=98
-  _globals['_CONTEXT']._serialized_end=793
-  _globals['_CONTEXT_LABELSENTRY']._serialized_start=734
-  _globals['_CONTEXT_LABELSENTRY']._serialized_end=779
-  _globals['_ANCESTOR']._serialized_start=795
-  _globals['_ANCESTOR']._serialized_end=844
-  _globals['_CONTEXTPAGES']._serialized_start=846
-  _globals['_CONTEXTPAGES']._serialized_end=929
+  _globals['_CONTEXT']._serialized_end=840
+  _globals['_CONTEXT_LABELSENTRY']._serialized_start=781
+  _globals['_CONTEXT_LABELSENTRY']._serialized_end=826
+  _globals['_ADAPTERSPAN']._serialized_start=842
+  _globals['_ADAPTERSPAN']._serialized_end=913
+  _globals['_ANCESTOR']._serialized_start=915
+  _globals['_ANCESTOR']._serialized_end=964
+  _globals['_CONTEXTPAGES']._serialized_start=966
+  _globals['_CONTEXTPAGES']._serialized_end=1049
 # @@protoc_insertion_point(module_scope)

@@ -135,6 +135,7 @@ class Context(google.protobuf.message.Message):
     ENGINE_ID_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     ADAPTER_REVISION_FIELD_NUMBER: builtins.int
+    ADAPTER_SPANS_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """Unique within the tenant."""
     parent_id: builtins.str
@@ -172,11 +173,10 @@ class Context(google.protobuf.message.Message):
     "local". A move changes it. Empty: unknown.
     """
     adapter: builtins.str
-    """What its adapter was called when the context was made. Empty: it has none."""
+    """What the adapter of its next tokens was called when it was chosen. Empty: it has none."""
     adapter_revision: builtins.str
-    """Digest of the adapter's content: equal ones compute equal KV. Unloading or replacing an adapter changes no context that
+    """Digest of that adapter's content: equal ones compute equal KV. Unloading or replacing an adapter changes no context that
     uses it. Empty: it has none.
-    25..39: bytes, when they come.
     """
     @property
     def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -197,6 +197,13 @@ class Context(google.protobuf.message.Message):
     @property
     def expiry(self) -> jaxctx.v1.lifetime_pb2.Expiry:
         """When the context ends. Unset: never."""
+
+    @property
+    def adapter_spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AdapterSpan]:
+        """Which adapter computes which of its tokens, if it has switched adapters (SwitchAdapter): ascending, the first from 0, the
+        last one is `adapter`. Empty: `adapter` computes all.
+        26..39: bytes, when they come.
+        """
 
     def __init__(
         self,
@@ -225,12 +232,39 @@ class Context(google.protobuf.message.Message):
         engine_id: builtins.str = ...,
         adapter: builtins.str = ...,
         adapter_revision: builtins.str = ...,
+        adapter_spans: collections.abc.Iterable[global___AdapterSpan] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "created_at", b"created_at", "expiry", b"expiry", "parent_id", b"parent_id", "pinned_until", b"pinned_until", "used_at", b"used_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "adapter", b"adapter", "adapter_revision", b"adapter_revision", "buffered_tokens", b"buffered_tokens", "committed_pages", b"committed_pages", "context_id", b"context_id", "created_at", b"created_at", "engine_id", b"engine_id", "expiry", b"expiry", "forked_at", b"forked_at", "labels", b"labels", "model_id", b"model_id", "page_size", b"page_size", "parent_id", b"parent_id", "pinned", b"pinned", "pinned_until", b"pinned_until", "priority", b"priority", "salt", b"salt", "seq_len", b"seq_len", "snapshot", b"snapshot", "state", b"state", "used_at", b"used_at", "version", b"version", "working_pages", b"working_pages", "working_tokens", b"working_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_parent_id", b"_parent_id", "adapter", b"adapter", "adapter_revision", b"adapter_revision", "adapter_spans", b"adapter_spans", "buffered_tokens", b"buffered_tokens", "committed_pages", b"committed_pages", "context_id", b"context_id", "created_at", b"created_at", "engine_id", b"engine_id", "expiry", b"expiry", "forked_at", b"forked_at", "labels", b"labels", "model_id", b"model_id", "page_size", b"page_size", "parent_id", b"parent_id", "pinned", b"pinned", "pinned_until", b"pinned_until", "priority", b"priority", "salt", b"salt", "seq_len", b"seq_len", "snapshot", b"snapshot", "state", b"state", "used_at", b"used_at", "version", b"version", "working_pages", b"working_pages", "working_tokens", b"working_tokens"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_parent_id", b"_parent_id"]) -> typing.Literal["parent_id"] | None: ...
 
 global___Context = Context
+
+@typing.final
+class AdapterSpan(google.protobuf.message.Message):
+    """The adapter of a context's tokens from `start` on, until the next span begins."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    START_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    ADAPTER_REVISION_FIELD_NUMBER: builtins.int
+    start: builtins.int
+    """Index of its first token."""
+    adapter: builtins.str
+    """What the adapter was called when it was chosen. Empty: none."""
+    adapter_revision: builtins.str
+    """Digest of the adapter's content. Empty: none."""
+    def __init__(
+        self,
+        *,
+        start: builtins.int = ...,
+        adapter: builtins.str = ...,
+        adapter_revision: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "adapter_revision", b"adapter_revision", "start", b"start"]) -> None: ...
+
+global___AdapterSpan = AdapterSpan
 
 @typing.final
 class Ancestor(google.protobuf.message.Message):

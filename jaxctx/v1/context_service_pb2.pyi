@@ -714,6 +714,57 @@ class RewindResponse(google.protobuf.message.Message):
 global___RewindResponse = RewindResponse
 
 @typing.final
+class SwitchAdapterRequest(google.protobuf.message.Message):
+    """Asks to go on with another adapter. The tokens that the context has, buffered ones too, stay those of their adapters:
+    also when they are computed later, or again. The first token that Generate draws without a Fill before it follows the
+    last one of these, and so is drawn by its adapter. Another writer gives ABORTED (CONTEXT_BUSY). Truncate and Rewind keep
+    a switch at exactly the length that they leave, and take back those after it. Pages are shared with contexts of the same
+    tokens that switched at the same lengths to adapters of the same content. A context holds 100 switches: one more gives
+    FAILED_PRECONDITION.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_ID_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    context_id: builtins.str
+    """The context."""
+    adapter: builtins.str
+    """The LoRA adapter to go on with, by the name that it is loaded under (AdminService.LoadAdapter); up to 256 bytes. One that
+    the context's engine has not loaded gives NOT_FOUND (ADAPTER_NOT_FOUND). Empty: none.
+    """
+    def __init__(
+        self,
+        *,
+        context_id: builtins.str = ...,
+        adapter: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "context_id", b"context_id"]) -> None: ...
+
+global___SwitchAdapterRequest = SwitchAdapterRequest
+
+@typing.final
+class SwitchAdapterResponse(google.protobuf.message.Message):
+    """The context with the adapter."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> jaxctx.v1.context_pb2.Context:
+        """The context afterwards."""
+
+    def __init__(
+        self,
+        *,
+        context: jaxctx.v1.context_pb2.Context | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
+
+global___SwitchAdapterResponse = SwitchAdapterResponse
+
+@typing.final
 class GetContextRequest(google.protobuf.message.Message):
     """Asks about one context."""
 

@@ -82,6 +82,11 @@ class ContextServiceStub:
                 request_serializer=jaxctx_dot_v1_dot_context__service__pb2.RewindRequest.SerializeToString,
                 response_deserializer=jaxctx_dot_v1_dot_context__service__pb2.RewindResponse.FromString,
                 _registered_method=True)
+        self.SwitchAdapter = channel.unary_unary(
+                '/jaxctx.v1.ContextService/SwitchAdapter',
+                request_serializer=jaxctx_dot_v1_dot_context__service__pb2.SwitchAdapterRequest.SerializeToString,
+                response_deserializer=jaxctx_dot_v1_dot_context__service__pb2.SwitchAdapterResponse.FromString,
+                _registered_method=True)
         self.GetContext = channel.unary_unary(
                 '/jaxctx.v1.ContextService/GetContext',
                 request_serializer=jaxctx_dot_v1_dot_context__service__pb2.GetContextRequest.SerializeToString,
@@ -202,6 +207,14 @@ class ContextServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SwitchAdapter(self, request, context):
+        """Go on with another adapter, or none, from the present length on. What is before keeps its KV, and nothing is computed.
+        Again without a change in between it changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetContext(self, request, context):
         """Read the counters; on request, also the pages and the tokens.
         """
@@ -315,6 +328,11 @@ def add_ContextServiceServicer_to_server(servicer, server):
                     servicer.Rewind,
                     request_deserializer=jaxctx_dot_v1_dot_context__service__pb2.RewindRequest.FromString,
                     response_serializer=jaxctx_dot_v1_dot_context__service__pb2.RewindResponse.SerializeToString,
+            ),
+            'SwitchAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwitchAdapter,
+                    request_deserializer=jaxctx_dot_v1_dot_context__service__pb2.SwitchAdapterRequest.FromString,
+                    response_serializer=jaxctx_dot_v1_dot_context__service__pb2.SwitchAdapterResponse.SerializeToString,
             ),
             'GetContext': grpc.unary_unary_rpc_method_handler(
                     servicer.GetContext,
@@ -591,6 +609,33 @@ class ContextService:
             '/jaxctx.v1.ContextService/Rewind',
             jaxctx_dot_v1_dot_context__service__pb2.RewindRequest.SerializeToString,
             jaxctx_dot_v1_dot_context__service__pb2.RewindResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwitchAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/jaxctx.v1.ContextService/SwitchAdapter',
+            jaxctx_dot_v1_dot_context__service__pb2.SwitchAdapterRequest.SerializeToString,
+            jaxctx_dot_v1_dot_context__service__pb2.SwitchAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -79,6 +79,14 @@ class ContextServiceStub:
     ]
     """Go back to any length, across committed pages, without computing."""
 
+    SwitchAdapter: grpc.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.SwitchAdapterRequest,
+        jaxctx.v1.context_service_pb2.SwitchAdapterResponse,
+    ]
+    """Go on with another adapter, or none, from the present length on. What is before keeps its KV, and nothing is computed.
+    Again without a change in between it changes nothing.
+    """
+
     GetContext: grpc.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.GetContextRequest,
         jaxctx.v1.context_service_pb2.GetContextResponse,
@@ -201,6 +209,14 @@ class ContextServiceAsyncStub:
         jaxctx.v1.context_service_pb2.RewindResponse,
     ]
     """Go back to any length, across committed pages, without computing."""
+
+    SwitchAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        jaxctx.v1.context_service_pb2.SwitchAdapterRequest,
+        jaxctx.v1.context_service_pb2.SwitchAdapterResponse,
+    ]
+    """Go on with another adapter, or none, from the present length on. What is before keeps its KV, and nothing is computed.
+    Again without a change in between it changes nothing.
+    """
 
     GetContext: grpc.aio.UnaryUnaryMultiCallable[
         jaxctx.v1.context_service_pb2.GetContextRequest,
@@ -340,6 +356,16 @@ class ContextServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[jaxctx.v1.context_service_pb2.RewindResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.RewindResponse]]:
         """Go back to any length, across committed pages, without computing."""
+
+    @abc.abstractmethod
+    def SwitchAdapter(
+        self,
+        request: jaxctx.v1.context_service_pb2.SwitchAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[jaxctx.v1.context_service_pb2.SwitchAdapterResponse, collections.abc.Awaitable[jaxctx.v1.context_service_pb2.SwitchAdapterResponse]]:
+        """Go on with another adapter, or none, from the present length on. What is before keeps its KV, and nothing is computed.
+        Again without a change in between it changes nothing.
+        """
 
     @abc.abstractmethod
     def GetContext(

@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from jaxctx.v1 import context_pb2 as jaxctx_dot_v1_dot_context__pb2
 from jaxctx.v1 import lifetime_pb2 as jaxctx_dot_v1_dot_lifetime__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18jaxctx/v1/snapshot.proto\x12\tjaxctx.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18jaxctx/v1/lifetime.proto\"\xef\x03\n\x08Snapshot\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x0e\n\x06latest\x18\x03 \x01(\x08\x12\x0f\n\x07\x64urable\x18\x04 \x01(\x08\x12\x0e\n\x06tokens\x18\x05 \x01(\x05\x12\x0f\n\x07seq_len\x18\x06 \x01(\x05\x12\r\n\x05pages\x18\x07 \x01(\x05\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x16\n\x0emodel_revision\x18\t \x01(\t\x12\x0c\n\x04salt\x18\n \x01(\t\x12\x15\n\rmanual_commit\x18\x0b \x01(\x08\x12.\n\ncreated_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12!\n\x06\x65xpiry\x18\r \x01(\x0b\x32\x11.jaxctx.v1.Expiry\x12\x12\n\ncontext_id\x18\x0e \x01(\t\x12\x16\n\x0eparent_version\x18\x0f \x01(\x05\x12/\n\x06labels\x18\x10 \x03(\x0b\x32\x1f.jaxctx.v1.Snapshot.LabelsEntry\x12\x18\n\x10\x61ttachment_bytes\x18\x11 \x01(\x05\x12\x0f\n\x07\x61\x64\x61pter\x18\x12 \x01(\t\x12\x18\n\x10\x61\x64\x61pter_revision\x18\x13 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x88\x02\n\x0bPublication\x12\x16\n\x0epublication_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x05\x12\r\n\x05pages\x18\x03 \x01(\x05\x12\x0c\n\x04salt\x18\x04 \x01(\t\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12!\n\x06\x65xpiry\x18\x06 \x01(\x0b\x32\x11.jaxctx.v1.Expiry\x12\x32\n\x06labels\x18\x07 \x03(\x0b\x32\".jaxctx.v1.Publication.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18jaxctx/v1/snapshot.proto\x12\tjaxctx.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17jaxctx/v1/context.proto\x1a\x18jaxctx/v1/lifetime.proto\"\x9e\x04\n\x08Snapshot\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x0e\n\x06latest\x18\x03 \x01(\x08\x12\x0f\n\x07\x64urable\x18\x04 \x01(\x08\x12\x0e\n\x06tokens\x18\x05 \x01(\x05\x12\x0f\n\x07seq_len\x18\x06 \x01(\x05\x12\r\n\x05pages\x18\x07 \x01(\x05\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x16\n\x0emodel_revision\x18\t \x01(\t\x12\x0c\n\x04salt\x18\n \x01(\t\x12\x15\n\rmanual_commit\x18\x0b \x01(\x08\x12.\n\ncreated_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12!\n\x06\x65xpiry\x18\r \x01(\x0b\x32\x11.jaxctx.v1.Expiry\x12\x12\n\ncontext_id\x18\x0e \x01(\t\x12\x16\n\x0eparent_version\x18\x0f \x01(\x05\x12/\n\x06labels\x18\x10 \x03(\x0b\x32\x1f.jaxctx.v1.Snapshot.LabelsEntry\x12\x18\n\x10\x61ttachment_bytes\x18\x11 \x01(\x05\x12\x0f\n\x07\x61\x64\x61pter\x18\x12 \x01(\t\x12\x18\n\x10\x61\x64\x61pter_revision\x18\x13 \x01(\t\x12-\n\radapter_spans\x18\x14 \x03(\x0b\x32\x16.jaxctx.v1.AdapterSpan\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x88\x02\n\x0bPublication\x12\x16\n\x0epublication_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x05\x12\r\n\x05pages\x18\x03 \x01(\x05\x12\x0c\n\x04salt\x18\x04 \x01(\t\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12!\n\x06\x65xpiry\x18\x06 \x01(\x0b\x32\x11.jaxctx.v1.Expiry\x12\x32\n\x06labels\x18\x07 \x03(\x0b\x32\".jaxctx.v1.Publication.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,12 +38,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SNAPSHOT_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_PUBLICATION_LABELSENTRY']._loaded_options = None
   _globals['_PUBLICATION_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_SNAPSHOT']._serialized_start=99
-  _globals['_SNAPSHOT']._serialized_end=594
-  _globals['_SNAPSHOT_LABELSENTRY']._serialized_start=549
-  _globals['_SNAPSHOT_LABELSENTRY']._serialized_end=594
-  _globals['_PUBLICATION']._serialized_start=597
-  _globals['_PUBLICATION']._serialized_end=861
-  _globals['_PUBLICATION_LABELSENTRY']._serialized_start=549
-  _globals['_PUBLICATION_LABELSENTRY']._serialized_end=594
+  _globals['_SNAPSHOT']._serialized_start=124
+  _globals['_SNAPSHOT']._serialized_end=666
+  _globals['_SNAPSHOT_LABELSENTRY']._serialized_start=621
+  _globals['_SNAPSHOT_LABELSENTRY']._serialized_end=666
+  _globals['_PUBLICATION']._serialized_start=669
+  _globals['_PUBLICATION']._serialized_end=933
+  _globals['_PUBLICATION_LABELSENTRY']._serialized_start=621
+  _globals['_PUBLICATION_LABELSENTRY']._serialized_end=666
 # @@protoc_insertion_point(module_scope)

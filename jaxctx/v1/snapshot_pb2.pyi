@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
+import jaxctx.v1.context_pb2
 import jaxctx.v1.lifetime_pb2
 import typing
 
@@ -55,6 +56,7 @@ class Snapshot(google.protobuf.message.Message):
     ATTACHMENT_BYTES_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     ADAPTER_REVISION_FIELD_NUMBER: builtins.int
+    ADAPTER_SPANS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """1..100 bytes without control characters."""
     version: builtins.int
@@ -84,10 +86,10 @@ class Snapshot(google.protobuf.message.Message):
     attachment_bytes: builtins.int
     """Bytes of its attachment. 0: it has none."""
     adapter: builtins.str
-    """What the context's adapter was called. Empty: it had none."""
+    """What the adapter of the context's next tokens was called. Empty: it had none."""
     adapter_revision: builtins.str
-    """Digest of that adapter's content. A server opens the snapshot if it has an adapter of this content, whatever it is
-    called; else that is FAILED_PRECONDITION (ADAPTER_MISMATCH).
+    """Digest of that adapter's content. A server opens the snapshot if it has an adapter of this content, and one of each in
+    `adapter_spans`, whatever they are called; else that is FAILED_PRECONDITION (ADAPTER_MISMATCH).
     """
     @property
     def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -100,6 +102,10 @@ class Snapshot(google.protobuf.message.Message):
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """The caller's notes."""
+
+    @property
+    def adapter_spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.context_pb2.AdapterSpan]:
+        """Which adapter computed which tokens, as in Context. Empty: `adapter` computed all."""
 
     def __init__(
         self,
@@ -123,9 +129,10 @@ class Snapshot(google.protobuf.message.Message):
         attachment_bytes: builtins.int = ...,
         adapter: builtins.str = ...,
         adapter_revision: builtins.str = ...,
+        adapter_spans: collections.abc.Iterable[jaxctx.v1.context_pb2.AdapterSpan] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["created_at", b"created_at", "expiry", b"expiry"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "adapter_revision", b"adapter_revision", "attachment_bytes", b"attachment_bytes", "context_id", b"context_id", "created_at", b"created_at", "durable", b"durable", "expiry", b"expiry", "labels", b"labels", "latest", b"latest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "name", b"name", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "tokens", b"tokens", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "adapter_revision", b"adapter_revision", "adapter_spans", b"adapter_spans", "attachment_bytes", b"attachment_bytes", "context_id", b"context_id", "created_at", b"created_at", "durable", b"durable", "expiry", b"expiry", "labels", b"labels", "latest", b"latest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "name", b"name", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "tokens", b"tokens", "version", b"version"]) -> None: ...
 
 global___Snapshot = Snapshot
 

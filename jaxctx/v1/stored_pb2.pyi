@@ -89,6 +89,7 @@ class StoredVersion(google.protobuf.message.Message):
     ATTACHMENT_BYTES_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     ADAPTER_REVISION_FIELD_NUMBER: builtins.int
+    ADAPTER_SPANS_FIELD_NUMBER: builtins.int
     version: builtins.int
     """1, 2, and so on."""
     parent_version: builtins.int
@@ -122,12 +123,16 @@ class StoredVersion(google.protobuf.message.Message):
     attachment_bytes: builtins.int
     """Bytes of its attachment. 0: none."""
     adapter: builtins.str
-    """What the context's adapter was called. Empty: it had none."""
+    """What the adapter of the context's next tokens was called. Empty: it had none."""
     adapter_revision: builtins.str
-    """Digest of the adapter's content."""
+    """Digest of that adapter's content."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """The caller's notes."""
+
+    @property
+    def adapter_spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StoredAdapterSpan]:
+        """Which adapter computed which tokens. Empty: `adapter` computed all."""
 
     def __init__(
         self,
@@ -151,15 +156,42 @@ class StoredVersion(google.protobuf.message.Message):
         attachment_bytes: builtins.int = ...,
         adapter: builtins.str = ...,
         adapter_revision: builtins.str = ...,
+        adapter_spans: collections.abc.Iterable[global___StoredAdapterSpan] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_ttl_s", b"_ttl_s", "expires_at", b"expires_at", "ttl_s", b"ttl_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_ttl_s", b"_ttl_s", "adapter", b"adapter", "adapter_revision", b"adapter_revision", "attachment_bytes", b"attachment_bytes", "context_id", b"context_id", "created_at", b"created_at", "expires_at", b"expires_at", "labels", b"labels", "manifest", b"manifest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "sliding", b"sliding", "tokens", b"tokens", "ttl_s", b"ttl_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_ttl_s", b"_ttl_s", "adapter", b"adapter", "adapter_revision", b"adapter_revision", "adapter_spans", b"adapter_spans", "attachment_bytes", b"attachment_bytes", "context_id", b"context_id", "created_at", b"created_at", "expires_at", b"expires_at", "labels", b"labels", "manifest", b"manifest", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "pages", b"pages", "parent_version", b"parent_version", "salt", b"salt", "seq_len", b"seq_len", "size_bytes", b"size_bytes", "sliding", b"sliding", "tokens", b"tokens", "ttl_s", b"ttl_s", "version", b"version"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expires_at", b"_expires_at"]) -> typing.Literal["expires_at"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ttl_s", b"_ttl_s"]) -> typing.Literal["ttl_s"] | None: ...
 
 global___StoredVersion = StoredVersion
+
+@typing.final
+class StoredAdapterSpan(google.protobuf.message.Message):
+    """The adapter of a context's tokens from `start` on, until the next span begins."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    START_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    ADAPTER_REVISION_FIELD_NUMBER: builtins.int
+    start: builtins.int
+    """Index of its first token."""
+    adapter: builtins.str
+    """What the adapter was called. Empty: none."""
+    adapter_revision: builtins.str
+    """Digest of the adapter's content. Empty: none."""
+    def __init__(
+        self,
+        *,
+        start: builtins.int = ...,
+        adapter: builtins.str = ...,
+        adapter_revision: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "adapter_revision", b"adapter_revision", "start", b"start"]) -> None: ...
+
+global___StoredAdapterSpan = StoredAdapterSpan
 
 @typing.final
 class StoredManifest(google.protobuf.message.Message):
@@ -206,6 +238,7 @@ class StoredManifest(google.protobuf.message.Message):
     ATTACHMENT_CHECKSUM_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     ADAPTER_REVISION_FIELD_NUMBER: builtins.int
+    ADAPTER_SWITCHES_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Its own id."""
     identity: builtins.bytes
@@ -241,9 +274,9 @@ class StoredManifest(google.protobuf.message.Message):
     attachment_checksum: builtins.bytes
     """Of the attachment: xxh3-128, 16 bytes, big-endian."""
     adapter: builtins.str
-    """What the context's adapter was called. Empty: it had none."""
+    """What the adapter of the context's first token was called. Empty: it had none."""
     adapter_revision: builtins.str
-    """Digest of the adapter's content, which `identity` has too."""
+    """Digest of that adapter's content, which `identity` has too."""
     @property
     def attention_overrides(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.bytes]:
         """Attention overrides, by index, of the tokens that were not computed in the default way."""
@@ -259,6 +292,10 @@ class StoredManifest(google.protobuf.message.Message):
     @property
     def page_offsets(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Of each page: where in the pack it begins, in bytes."""
+
+    @property
+    def adapter_switches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StoredAdapterSpan]:
+        """The switches: from which tokens on other adapters computed. None begins at 0."""
 
     def __init__(
         self,
@@ -286,7 +323,8 @@ class StoredManifest(google.protobuf.message.Message):
         attachment_checksum: builtins.bytes = ...,
         adapter: builtins.str = ...,
         adapter_revision: builtins.str = ...,
+        adapter_switches: collections.abc.Iterable[global___StoredAdapterSpan] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "adapter_revision", b"adapter_revision", "attachment_bytes", b"attachment_bytes", "attachment_checksum", b"attachment_checksum", "attachment_pack", b"attachment_pack", "attention_overrides", b"attention_overrides", "committed_pages", b"committed_pages", "id", b"id", "identity", b"identity", "kv_dtype", b"kv_dtype", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "packs", b"packs", "page_bytes", b"page_bytes", "page_checksums", b"page_checksums", "page_keys", b"page_keys", "page_offsets", b"page_offsets", "page_packs", b"page_packs", "page_size", b"page_size", "salt", b"salt", "seq_len", b"seq_len", "tokens", b"tokens", "working_tokens", b"working_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "adapter_revision", b"adapter_revision", "adapter_switches", b"adapter_switches", "attachment_bytes", b"attachment_bytes", "attachment_checksum", b"attachment_checksum", "attachment_pack", b"attachment_pack", "attention_overrides", b"attention_overrides", "committed_pages", b"committed_pages", "id", b"id", "identity", b"identity", "kv_dtype", b"kv_dtype", "manual_commit", b"manual_commit", "model_revision", b"model_revision", "packs", b"packs", "page_bytes", b"page_bytes", "page_checksums", b"page_checksums", "page_keys", b"page_keys", "page_offsets", b"page_offsets", "page_packs", b"page_packs", "page_size", b"page_size", "salt", b"salt", "seq_len", b"seq_len", "tokens", b"tokens", "working_tokens", b"working_tokens"]) -> None: ...
 
 global___StoredManifest = StoredManifest

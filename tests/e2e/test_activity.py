@@ -132,6 +132,8 @@ async def life(me: Tenant) -> None:
     await me("Rewind", context_id="c", to=70)
     await me("Truncate", context_id="c", tokens=2)
     await me("Truncate", context_id="c", tokens=1000)
+    await me("SwitchAdapter", context_id="c")
+    await me("SwitchAdapter", context_id="c", adapter="nobody")
     await me("CreateContext", context_id="m", manual_commit=True)
     await me("ReservePages", context_id="m", pages=4)
     await me("Fill", context_id="m", tokens={"ids": PROMPT[:40]})

@@ -79,6 +79,39 @@ async def test_contexts_of_clients(client: jaxctx.aio.Client, dense, adapter_dir
     assert full.value.reason == "ADAPTER_SLOTS"
 
 
+async def test_a_context_switches(client: jaxctx.aio.Client, web: HttpClient, dense, adapter_dir) -> None:
+    await client.load_adapter("sql", "a1")
+    await client.load_adapter("fr", "a2")
+    context = await client.create(tokens=IDS, adapter="sql")
+    info = await context.switch_adapter("fr")
+    assert (info.seq_len, info.adapter) == (len(IDS), "fr")
+    more = IDS[:5]
+    assert (await context.fill(tokens=more)).computed == len(more)
+    await context.switch_adapter(None)
+    adapters = [adapter_dir / "a1"] * len(IDS) + [adapter_dir / "a2"] * len(more)
+    expected = dense.greedy_switching(adapters, None, IDS + more, 12)
+    assert await continued(context) == expected
+    spans = [(span.start, span.adapter) for span in (await context.refresh()).adapter_spans]
+    assert spans == [(0, "sql"), (len(IDS), "fr"), (len(IDS + more), "")]
+    shown = (await web("GET", f"/page/context/{context.id}")).json["context"]
+    assert [(span["start"], span["adapter"]) for span in shown["adapter_spans"]] == spans
+    await context.rewind(len(IDS))
+    saved = await context.save("kept")
+    assert [(span.start, span.adapter) for span in saved.adapter_spans] == spans[:2]
+    opened = await client.take("kept")
+    await opened.fill(tokens=more)
+    assert await continued(opened) == dense.greedy_switching(adapters, adapter_dir / "a2", IDS + more, 12)
+    with pytest.raises(errors.NotFound) as raised:
+        await context.switch_adapter("nobody")
+    assert raised.value.reason == "ADAPTER_NOT_FOUND"
+    with pytest.raises(errors.InvalidArgument, match="adapter"):
+        await context.switch_adapter("x" * 257)
+    # What is asked for over HTTP finds nothing of a switched context, and is what it was.
+    answer = await web("POST", "/v1/completions", {"prompt": IDS + more, **GREEDY, "model": "sql"})
+    assert answer.json["choices"][0]["token_ids"] == dense.greedy(adapter_dir / "a1", IDS + more, 12)
+    assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] <= len(IDS)
+
+
 async def test_the_model_of_a_request_names_an_adapter(web: HttpClient, client, dense, adapter_dir) -> None:
     base = (await client.models())[0].model_id
     body = {"prompt": IDS, **GREEDY}

@@ -49,6 +49,7 @@ PAIRS = [
     Pair(kind=types.Attention, message=admin_service_pb2.Attention),
     Pair(kind=types.EngineStatus, message=admin_service_pb2.Engine, always_sent=frozenset({"info", "stats"})),
     Pair(kind=types.AdapterInfo, message=admin_service_pb2.Adapter),
+    Pair(kind=types.AdapterSpan, message=context_pb2.AdapterSpan),
     Pair(
         kind=types.Expiry,
         message=lifetime_pb2.Expiry,

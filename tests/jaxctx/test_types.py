@@ -167,6 +167,7 @@ CLIENT_METHODS: list[tuple[Callable[..., Any], str, dict[str, set[str]], set[str
     (aio.Context.fork, "Fork", {"child_ids": {"ids"}}, {"context_id"}),
     (aio.Context.truncate, "Truncate", {}, {"context_id"}),
     (aio.Context.rewind, "Rewind", {}, {"context_id"}),
+    (aio.Context.switch_adapter, "SwitchAdapter", {}, {"context_id"}),
     (aio.Context.reserve, "ReservePages", {}, {"context_id"}),
     (aio.Context.commit, "CommitPages", {}, {"context_id"}),
     (aio.Context.release, "ReleasePages", {}, {"context_id"}),

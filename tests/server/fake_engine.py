@@ -13,6 +13,7 @@ from jaxctx.engine.interface import Caller
 from jaxctx.errors import AlreadyExists, NotFound
 from jaxctx.types import (
     AdapterInfo,
+    AdapterSpan,
     Attention,
     Comparison,
     ContextChange,
@@ -308,6 +309,18 @@ class FakeEngine:
         self._enter("rewind", caller, (context_id, to))
         context = self._get(caller, context_id)
         del context.tokens[to:]
+        return self._info(context)
+
+    async def switch_adapter(self, caller: Caller, context_id: str, adapter: str) -> ContextInfo:
+        self._enter("switch_adapter", caller, (context_id, adapter))
+        context = self._get(caller, context_id)
+        if adapter and adapter not in self.adapter_revisions:
+            raise NotFound(f"no adapter {adapter!r} is loaded", reason="ADAPTER_NOT_FOUND")
+        revision = self.adapter_revisions[adapter] if adapter else ""
+        span = AdapterSpan(start=len(context.tokens), adapter=adapter, adapter_revision=revision)
+        first = AdapterSpan(start=0, adapter=context.info.adapter, adapter_revision=context.info.adapter_revision)
+        spans = [*(context.info.adapter_spans or [first]), span]
+        context.info = replace(context.info, adapter=adapter, adapter_revision=revision, adapter_spans=spans)
         return self._info(context)
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo:

@@ -243,6 +243,22 @@ class Context(Closeable):
         response = self._write(self._channel.contexts.Rewind, request, timeout_s)
         return self.learn(convert.context_info_from_proto(response.context))
 
+    def switch_adapter(self, adapter: str | None, *, timeout_s: float | None = None) -> ContextInfo:
+        """Go on with the LoRA adapter of this name, or with none, from the present length on.
+
+        The tokens that the context has, buffered ones too, stay those of their adapters and keep their KV. The first
+        token that `generate` draws without a `fill` before it follows the last one of these, and is drawn by its
+        adapter. `rewind` and `truncate` keep a switch at exactly the length that they leave, and take back those after
+        it. `info.adapter_spans` says which adapter computes which tokens.
+
+        Raises NotFound (ADAPTER_NOT_FOUND), FailedPrecondition for the 101st switch.
+        """
+        request = requests.build_request(
+            context_service_pb2.SwitchAdapterRequest, context_id=self.id, adapter=adapter or ""
+        )
+        response = self._write(self._channel.contexts.SwitchAdapter, request, timeout_s)
+        return self.learn(convert.context_info_from_proto(response.context))
+
     def reserve(self, pages: int, *, timeout_s: float | None = None) -> ContextInfo:
         """Allocate so many more working pages, so that later operations do not wait for them.
 

@@ -6,5 +6,6 @@
 
     ──load──▶ loading ──all parameters there──▶ named ──unload, or the name's next──▶ unnamed ──last user gone──▶ free
 
-A context is bound to the content of its adapter, by its digest in the identity of its pages: never to a name or a slot.
+A context is bound to the content of its adapters, by their digests in the identity of its pages: never to a name or a
+slot. It may switch to another one between two tokens.
 """

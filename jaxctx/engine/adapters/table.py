@@ -145,15 +145,18 @@ class AdapterTable:
         raise ResourceExhausted(message, reason="ADAPTER_SLOTS", retry_after_s=1.0)
 
     def _users(self) -> dict[str, int]:
-        """Content hash → contexts that may compute with it, suspended ones and those of snapshots too.
+        """Content hash → contexts that may compute with it: suspended ones, those of snapshots, and those that have
+        switched to another one since, whose tokens before may have to be computed again.
 
         A publication computes nothing.
         """
         users: dict[str, int] = {}
         for context in self._cache.context_table:
-            content_hash = context.identity.adapter
-            if content_hash and context.root not in self._cache.publications:
-                users[content_hash] = users.get(content_hash, 0) + 1
+            if context.root in self._cache.publications:
+                continue
+            for content_hash in {span.adapter_revision for span in context.adapter_spans}:
+                if content_hash:
+                    users[content_hash] = users.get(content_hash, 0) + 1
         return users
 
 

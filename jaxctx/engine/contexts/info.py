@@ -16,6 +16,7 @@ def expiry(lifetime: Lifetime) -> Expiry | None:
 def context_info(context: Context, *, model_id: str, has_writer: bool) -> ContextInfo:
     """A context's counters and settings as plain data."""
     parent_id, forked_at = context.ancestors[0] if context.ancestors else (None, 0)
+    spans = context.adapter_spans
     return ContextInfo(
         context_id=context.id,
         parent_id=parent_id,
@@ -39,8 +40,9 @@ def context_info(context: Context, *, model_id: str, has_writer: bool) -> Contex
         forked_at=forked_at,
         snapshot=context.snapshot,
         engine_id=LOCAL_ENGINE,
-        adapter=context.adapter,
-        adapter_revision=context.identity.adapter,
+        adapter=spans[-1].adapter,
+        adapter_revision=spans[-1].adapter_revision,
+        adapter_spans=spans if context.adapter_switches else (),
     )
 
 

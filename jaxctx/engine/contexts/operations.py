@@ -1,4 +1,4 @@
-"""Operations on contexts that compute nothing: create, fork, truncate, rewind, reserve, commit, inspect, plan, ….
+"""Operations on contexts that compute nothing: create, fork, rewind, switch_adapter, commit, inspect, plan, ….
 
 An operation changes the cache's state. The page copies that it needs are moves of the cache, which are carried out
 after every step dispatched before it and before every later step. Each operation is atomic: an error changes nothing.
@@ -171,6 +171,16 @@ class ContextOperations:
         if to % self.config.page_size and to < context.seq_len and not context.working_pages:
             self.claim(context, 1)
         page_control.rewind(self.cache, context, to)
+        return self._changed(context)
+
+    def switch_adapter(self, caller: Caller, context_id: str, adapter: str) -> ContextInfo:
+        """Go on with the adapter of this name, or ("") none. Raises NotFound (ADAPTER_NOT_FOUND).
+
+        FailedPrecondition after too many switches, see `ContextCache.switch_adapter`.
+        """
+        context = self.writable(caller, context_id)
+        revision = self.adapters.find(adapter).content_hash if adapter else ""
+        self.cache.switch_adapter(context, adapter, revision)
         return self._changed(context)
 
     def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> ContextInfo | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Int32
 
 from jaxctx.cache.attention_overrides import decode_override
 from jaxctx.engine.core.forward_pass import Sampler
@@ -23,15 +24,24 @@ def write_batch(
     """
     segments = [_write_request(scheduled, views, page_size) for scheduled in batch.scheduled]
     for scheduled in batch.scheduled:
-        adapter = scheduled.request.context.identity.adapter
-        if adapter:
-            views.adapters[scheduled.first_row : scheduled.first_row + scheduled.rows] = adapter_slots[adapter]
+        write_adapters(views.adapters, scheduled, adapter_slots)
     if batch.outputs:  # a custom-mask step has the rows of one request
         (scheduled,) = batch.scheduled
         overrides = scheduled.request.context.attention_overrides
         write_attention_overrides(views, scheduled.position, scheduled.rows, overrides)
         write_index_positions(views, overrides)
     return segments
+
+
+def write_adapters(adapters: Int32[np.ndarray, " rows"], scheduled: ScheduledRequest, slots: Mapping[str, int]) -> None:
+    """Write the slot of each row's adapter, that of its token's index; rows without one stay 0."""
+    first_index = scheduled.position - scheduled.first_row  # of row 0
+    stop = scheduled.first_row + scheduled.rows
+    for span in reversed(scheduled.request.context.adapter_spans):  # the last one has the rows of most steps
+        first = max(span.start - first_index, scheduled.first_row)
+        if first < stop and span.adapter_revision:
+            adapters[first:stop] = slots[span.adapter_revision]
+        stop = min(stop, first)
 
 
 def _write_request(scheduled: ScheduledRequest, views: StepInputs, page_size: int) -> Segment:

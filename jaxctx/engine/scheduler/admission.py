@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxctx.cache.block_manager import BlockManager
-from jaxctx.cache.context_cache import ContextCache
+from jaxctx.cache.context_cache import Context, ContextCache
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.core.request import Request
 from jaxctx.engine.scheduler.active_requests import ActiveRequests
@@ -175,6 +175,12 @@ class Admission:
         for candidate in candidates:
             other = candidate.context
             computes_it = candidate.prompt_end >= end > other.seq_len and not other.manual_commit
-            if computes_it and np.array_equal(other.tokens(0, end), context.tokens(0, end)):
+            same_adapters = _switches_before(other, end) == _switches_before(context, end)
+            if computes_it and same_adapters and np.array_equal(other.tokens(0, end), context.tokens(0, end)):
                 return candidate
         return None
+
+
+def _switches_before(context: Context, end: int) -> list[tuple[int, str]]:
+    """Where the context goes on with another adapter within its first `end` tokens, and the content of each."""
+    return [(switch.start, switch.adapter_revision) for switch in context.adapter_switches if switch.start < end]

@@ -28,6 +28,7 @@ def snapshot_info(version: SnapshotVersion, *, latest: bool) -> Snapshot:
         attachment_bytes=version.attachment_bytes,
         adapter=version.adapter,
         adapter_revision=version.adapter_revision,
+        adapter_spans=version.adapter_spans,
     )
 
 

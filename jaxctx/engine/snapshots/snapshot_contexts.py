@@ -7,7 +7,7 @@ returns at once; `save` and `open` do what takes time.
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -72,6 +72,7 @@ class SnapshotContexts:
         """The version of a hidden fork for the snapshot index; `saving` identifies the save until it has a number."""
         tokens_with_kv = hidden.computed if hidden.suspended else hidden.seq_len
         pages = -(-tokens_with_kv // hidden.page_size)
+        spans = hidden.adapter_spans
         return SnapshotVersion(
             tenant=caller.tenant,
             name=request.name,
@@ -83,8 +84,9 @@ class SnapshotContexts:
             size_bytes=pages * self.runner.page_bytes,
             model_revision=hidden.identity.model_revision,
             salt=hidden.identity.salt,
-            adapter=hidden.adapter,
-            adapter_revision=hidden.identity.adapter,
+            adapter=spans[-1].adapter,
+            adapter_revision=spans[-1].adapter_revision,
+            adapter_spans=spans if hidden.adapter_switches else (),
             manual_commit=hidden.manual_commit,
             lifetime=self.lifecycle.new_lifetime(request.ttl),
             attachment_bytes=len(request.attachment),
@@ -102,6 +104,7 @@ class SnapshotContexts:
             salt=hidden.identity.salt,
             adapter=hidden.adapter,
             adapter_revision=hidden.identity.adapter,
+            adapter_switches=hidden.adapter_switches,
             kv_dtype=hidden.identity.kv_dtype,
             page_size=hidden.page_size,
             page_bytes=self.runner.page_bytes,
@@ -148,11 +151,13 @@ class SnapshotContexts:
         """A context of a stored record, and the pages that it needs from the store.
 
         Raises FailedPrecondition (MODEL_MISMATCH) if the stored pages cannot be used here, and the request does not
-        allow to recompute them; (ADAPTER_MISMATCH) if the adapter is not loaded that they were computed with.
+        allow to recompute them; (ADAPTER_MISMATCH) if an adapter is not loaded that they were computed with.
         """
-        adapter = ""
-        if record.adapter_revision:
-            adapter = self.contexts.adapters.require(record.adapter_revision, record.adapter)
+        adapter = self._adapter_name(record.adapter_revision, record.adapter)
+        switches = [
+            replace(switch, adapter=self._adapter_name(switch.adapter_revision, switch.adapter))
+            for switch in record.adapter_switches
+        ]
         usable = self._pages_are_usable(record)
         if not usable and not request.recompute:
             why = "other weights or KV type"
@@ -168,12 +173,24 @@ class SnapshotContexts:
         overrides: list[bytes] = []
         if record.attention_overrides:
             overrides = [record.attention_overrides.get(index, b"") for index in range(len(record.tokens))]
-        self.cache.append(context, record.tokens, overrides)
+        start = 0
+        for switch in switches:
+            self.cache.append(context, record.tokens[start : switch.start], overrides[start : switch.start])
+            self.cache.switch_adapter(context, switch.adapter, switch.adapter_revision)
+            start = switch.start
+        self.cache.append(context, record.tokens[start:], overrides[start:])
         slots = self.cache.offload(context, record.seq_len, record.committed_pages)
         if not usable:
             self.cache.block_manager.drop_offloaded(context)
             return RestoredContext(context, ())
         return RestoredContext(context, [MissingPage(number, slot) for number, slot in slots])
+
+    def _adapter_name(self, revision: str, name: str) -> str:
+        """What the adapter of this content is called here, which was called `name` when it was saved; empty: none.
+
+        Raises FailedPrecondition (ADAPTER_MISMATCH).
+        """
+        return self.contexts.adapters.require(revision, name) if revision else ""
 
     def _pages_are_usable(self, record: ContextRecord) -> bool:
         """Whether pages that were saved with this record hold what they would hold here."""

@@ -46,6 +46,9 @@ class ContextServicer(ContextServiceServicer):
     async def Rewind(self, request: pb.RewindRequest, context: Context) -> pb.RewindResponse:
         return await self._service.rewind(self._callers.caller(context), request)
 
+    async def SwitchAdapter(self, request: pb.SwitchAdapterRequest, context: Context) -> pb.SwitchAdapterResponse:
+        return await self._service.switch_adapter(self._callers.caller(context), request)
+
     async def GetContext(self, request: pb.GetContextRequest, context: Context) -> pb.GetContextResponse:
         return await self._service.get_context(self._callers.caller(context), request)
 

@@ -101,6 +101,12 @@ class RouterContextService:
         self._placements.record_response(caller.tenant, handle, response.context)
         return response
 
+    async def switch_adapter(self, caller: Caller, request: pb.SwitchAdapterRequest) -> pb.SwitchAdapterResponse:
+        call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
+        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.SwitchAdapter)
+        self._placements.record_response(caller.tenant, handle, response.context)
+        return response
+
     async def get_context(self, caller: Caller, request: pb.GetContextRequest) -> pb.GetContextResponse:
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
         handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.GetContext)

@@ -52,9 +52,15 @@ class Refusals:
         self.errors.append(error)
 
     def most_specific(self) -> JaxctxError | None:
-        """The first error that is not NotFound, else the first one. None: no engine was asked."""
+        """The first error that is not NotFound, else the first one of an engine that has the context, else the first.
+
+        None: no engine was asked.
+        """
         for error in self.errors:
             if not isinstance(error, NotFound):
+                return error
+        for error in self.errors:
+            if error.reason != "CONTEXT_NOT_FOUND":
                 return error
         return self.errors[0] if self.errors else None
 

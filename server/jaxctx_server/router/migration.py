@@ -124,9 +124,9 @@ class Migrator:
 
 
 def has_adapter_of(handle: EngineHandle, context: Context) -> bool:
-    """Whether an engine can go on with the context: that has no adapter, or one whose content is loaded there."""
-    revision = context.adapter_revision
-    return not revision or revision in handle.engine.adapter_revisions.values()
+    """Whether an engine can go on with the context: the contents of all of its adapters are loaded there."""
+    revisions = {context.adapter_revision, *(span.adapter_revision for span in context.adapter_spans)}
+    return revisions - {""} <= set(handle.engine.adapter_revisions.values())
 
 
 def snapshot_ttl() -> Ttl:

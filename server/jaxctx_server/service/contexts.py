@@ -79,6 +79,10 @@ class LocalContextService:
         info = await self._engine().rewind(caller, request.context_id, request.to)
         return pb.RewindResponse(context=convert.context_info_to_proto(info))
 
+    async def switch_adapter(self, caller: Caller, request: pb.SwitchAdapterRequest) -> pb.SwitchAdapterResponse:
+        info = await self._engine().switch_adapter(caller, request.context_id, request.adapter)
+        return pb.SwitchAdapterResponse(context=convert.context_info_to_proto(info))
+
     async def get_context(self, caller: Caller, request: pb.GetContextRequest) -> pb.GetContextResponse:
         result = await self._engine().inspect(
             caller,

@@ -59,6 +59,11 @@ class ContextService(Protocol):
     ) -> context_service_pb2.RewindResponse:
         """Go back to any length."""
 
+    async def switch_adapter(
+        self, caller: Caller, request: context_service_pb2.SwitchAdapterRequest
+    ) -> context_service_pb2.SwitchAdapterResponse:
+        """Go on with another adapter, or none."""
+
     async def get_context(
         self, caller: Caller, request: context_service_pb2.GetContextRequest
     ) -> context_service_pb2.GetContextResponse:

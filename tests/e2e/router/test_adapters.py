@@ -89,13 +89,19 @@ async def test_an_adapter_is_loaded_on_all_engines_and_unloaded_from_them(
 async def test_a_context_is_made_and_goes_on_where_its_adapter_is(
     router_cluster: RouterCluster, client: jaxctx.aio.Client, dense: Any, adapter_dir: Path
 ) -> None:
-    """On one engine at first. When that leaves, on the other, which has the same content under another name."""
+    """On one engine at first. When that leaves, on the other, which has the same contents under other names."""
     here, there = router_cluster.engines
     await load(router_cluster, here, "sql", "a1")
     contexts = [await client.create(tokens=IDS, adapter="sql", salt=salt) for salt in "abcd"]
     assert {await address_of(router_cluster, context.id) for context in contexts} == {here}
     expected = dense.greedy(adapter_dir / "a1", IDS, 24)
     assert await continued(contexts[0]) == expected[:12]
+    await load(router_cluster, here, "fr", "a2")
+    with pytest.raises(errors.NotFound) as raised:
+        await contexts[3].switch_adapter("other")
+    assert raised.value.reason == "ADAPTER_NOT_FOUND"
+    await contexts[3].switch_adapter("fr")
+    await contexts[3].fill(tokens=IDS[:5])
 
     await load(router_cluster, there, "sql", "a2")
     await load(router_cluster, there, "other", "a1")
@@ -104,3 +110,8 @@ async def test_a_context_is_made_and_goes_on_where_its_adapter_is(
     assert await address_of(router_cluster, contexts[0].id) == there
     assert await continued(contexts[0]) == expected[12:]
     assert await continued(contexts[1]) == expected[:12]
+    spans = [(span.start, span.adapter) for span in (await contexts[3].refresh()).adapter_spans]
+    assert spans == [(0, "other"), (len(IDS), "sql")]
+    adapters = [adapter_dir / "a1"] * len(IDS) + [adapter_dir / "a2"] * 5
+    switched = dense.greedy_switching(adapters, adapter_dir / "a2", IDS + IDS[:5], 12)
+    assert await continued(contexts[3]) == switched

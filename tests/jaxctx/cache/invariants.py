@@ -37,6 +37,7 @@ def check_context(context: Context, index: PrefixIndex) -> None:
     assert 0 <= context.working_tokens <= len(context.recent) // TOKEN_BYTES
     assert context.working_tokens <= len(context.working) * context.page_size, "tokens without pages"
     assert all(0 <= at < context.length for at in context.attention_overrides), "overrides of other tokens"
+    assert all(0 < switch.start <= context.length for switch in context.adapter_switches), "switches beyond the end"
     assert not (context.suspended and (context.working or context.working_tokens)), "suspended with pages"
     chain = context.chain()
     start = chain[0].parent if chain else context.tail
@@ -90,7 +91,7 @@ def nodes(index: PrefixIndex) -> Iterator[PageNode]:
 def holds(index: PrefixIndex, node: PageNode) -> bool:
     """Whether this very node is indexed."""
     parent = node.parent
-    return parent is not None and index.child(parent, node.owner, node.tokens, node.attention_overrides) is node
+    return parent is not None and index.child(parent, node.owner, node.tokens, node.overrides) is node
 
 
 def check_index(index: PrefixIndex, tails: Mapping[PageNode, int]) -> None:

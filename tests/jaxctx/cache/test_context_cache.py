@@ -11,6 +11,7 @@ import pytest
 from jaxctx.cache import page_control
 from jaxctx.cache.audit import refcounts
 from jaxctx.cache.context_cache import OutOfPages
+from jaxctx.cache.overrides import MAX_SWITCHES
 from jaxctx.cache.tiers import Move, MoveKind
 from jaxctx.errors import FailedPrecondition, NotFound, OutOfRange
 
@@ -297,3 +298,60 @@ def test_who_holds_pages_of_a_publication_finds_no_more_of_it_once_it_is_withdra
     assert cache.block_manager.pool.total - cache.block_manager.available == 63 + 10 + 53, (
         "the owner's, the ten that both had, and its own"
     )
+
+
+def test_a_publication_has_the_switches_within_its_pages():
+    """A reader finds them by equal switches; a full page with a switch behind it, or another one, is another page."""
+    cache = new_cache()
+    owner = filled(cache, TOKENS[:20])
+    cache.switch_adapter(owner, "it", "content")
+    fill(cache, owner, TOKENS[20:40])
+    cache.switch_adapter(owner, "", "")
+    publication = cache.publish(owner, "p", tenant="owner")
+    assert [switch.start for switch in publication.adapter_switches] == [20]
+    for revision, found in (("content", 32), ("another", 16), ("", 16)):
+        reader = cache.create(replace(IDENTITY, namespace="reader"))
+        cache.append(reader, TOKENS[:20])
+        cache.switch_adapter(reader, "other name", revision)
+        assert would_find(cache, reader, TOKENS[20:40]) == found
+        cache.close(reader)
+
+
+def test_an_empty_context_switches_as_if_it_had_been_created_so():
+    """Also with reserved pages, and while it is suspended."""
+    cache = new_cache()
+    mine = replace(IDENTITY, adapter="content")
+    other = cache.create(mine)
+    fill(cache, other, TOKENS[:48])
+    for suspended in (False, True):
+        context = cache.create(IDENTITY)
+        page_control.reserve(cache, context, 2)
+        if suspended:
+            cache.suspend(context)
+        cache.switch_adapter(context, "it", "content")
+        check(cache)
+        assert (context.identity, context.adapter, context.adapter_switches) == (mine, "it", ())
+        assert would_find(cache, context, TOKENS[:48]) == 48
+        assert fill(cache, context, TOKENS[:48]) == (48, 0)
+        cache.close(context)
+        check(cache)
+
+
+def test_more_switches_than_are_allowed_change_nothing():
+    cache = new_cache()
+    context = cache.create(IDENTITY)
+    for number in range(MAX_SWITCHES):
+        cache.append(context, [1])
+        cache.switch_adapter(context, "", f"content {number}")
+    cache.append(context, [1])
+    before = context.adapter_spans
+    with pytest.raises(FailedPrecondition):
+        cache.switch_adapter(context, "", "one more")
+    assert context.adapter_spans == before
+    cache.switch_adapter(context, "", before[-1].adapter_revision)
+    page_control.truncate(cache, context, 1)
+    cache.switch_adapter(context, "", "another instead")
+    assert [span.adapter_revision for span in context.adapter_spans[-2:]] == ["content 98", "another instead"]
+    cache.close(context)
+    with pytest.raises(NotFound):
+        cache.switch_adapter(context, "", "")

@@ -44,7 +44,7 @@ MUTATIONS = [
         "an evicted page is still found",
         PageNode,
         "forget",
-        "del self.parent.children[self.owner, self.tokens, self.attention_overrides]",
+        "del self.parent.children[self.owner, self.tokens, self.overrides]",
         "pass",
     ),
     Mutation(
@@ -66,8 +66,7 @@ MUTATIONS = [
         PrefixIndex,
         "child",
         "parent.children.get((allowed_owner, tokens, overrides))",
-        "next((n for n in parent.children.values()"
-        " if (n.owner, n.attention_overrides) == (allowed_owner, overrides)), None)",
+        "next((n for n in parent.children.values() if (n.owner, n.overrides) == (allowed_owner, overrides)), None)",
     ),
     Mutation(
         "a page has any parent",

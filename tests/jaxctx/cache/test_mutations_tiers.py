@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.context import Context
 from jaxctx.cache.context_cache import ContextCache
+from jaxctx.cache.overrides import Overrides
 from jaxctx.cache.prefix_index import PrefixIndex
 from jaxctx.cache.tiers import Tiers
 
@@ -105,7 +107,7 @@ MUTATIONS = [
         "_has_arrived",
         "self.tiers.drop_lost(entry)",
         "pass",
-        often=("lose", "restore"),
+        often=LOSING,
     ),
     Mutation(
         "a restored page is not the node's",
@@ -240,9 +242,7 @@ MUTATIONS = [
         "overrides are not committed",
         BlockManager,
         "commit",
-        "encode_page_overrides(\n"
-        "            context.attention_overrides, context.tail.depth * self.page_size, self.page_size\n"
-        "        )",
+        "all_overrides.of_page(context.tail.depth * self.page_size, self.page_size)",
         'b""',
     ),
     Mutation(
@@ -260,6 +260,34 @@ MUTATIONS = [
         "parent.children.get((allowed_owner, tokens, overrides))",
         "next((n for n in parent.children.values() if (n.owner, n.tokens) == (allowed_owner, tokens)), None)",
     ),
+    # switches of adapters
+    Mutation("a page's switches are not its own", Overrides, "of_page", "switch.start >= first + size", "True"),
+    Mutation("switches to all contents are one", Overrides, "of_page", "switch.adapter_revision.encode()", 'b""'),
+    Mutation("switches at all places of a page are one", Overrides, "of_page", "~(switch.start - first)", "~0"),
+    Mutation("pages are looked up without switches", Context, "overrides", "self.adapter_switches", "()"),
+    Mutation("a switch stays behind after a rewind", BlockManager, "shorten", "if switch.start <= length", ""),
+    Mutation(
+        "a switch is lost at its own place", BlockManager, "shorten", "switch.start <= length", "switch.start < length"
+    ),
+    Mutation(
+        "a fork forgets switches", ContextCache, "fork", "offloaded_pages={}", "offloaded_pages={}, adapter_switches=()"
+    ),
+    Mutation(
+        "an empty context keeps its root",
+        ContextCache,
+        "switch_adapter",
+        "if first.adapter_revision != context.identity.adapter:",
+        "if False:",
+        often=("switch", "create"),
+    ),
+    Mutation(
+        "the hold stays on the other root",
+        ContextCache,
+        "_replace_root",
+        "self.block_manager.index.release(context.root)",
+        "pass",
+        often=("switch", "create"),
+    ),
     # publications
     Mutation(
         "a private continuation is everybody's",
@@ -274,7 +302,7 @@ MUTATIONS = [
         PrefixIndex,
         "child",
         "parent.children.get((allowed_owner, tokens, overrides))",
-        "next((n for n in parent.children.values() if (n.tokens, n.attention_overrides) == (tokens, overrides)), None)",
+        "next((n for n in parent.children.values() if (n.tokens, n.overrides) == (tokens, overrides)), None)",
         often=PUBLISHING,
     ),
     Mutation(

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from jaxctx.cache.overrides import NO_OVERRIDES
 from jaxctx.cache.prefix_index import Identity, PrefixIndex, encode_tokens
 
 from .invariants import check_index
@@ -39,10 +40,10 @@ def test_what_was_committed_is_found_by_its_tokens():
     index = PrefixIndex(2)
     tail = chain(index, IDENTITY, page(1, 2), page(3, 4))
     root = index.root(IDENTITY)
-    assert index.search(root, page(1, 2, 3, 4, 5), {}) == [tail.parent, tail]
-    assert index.search(root, page(1, 2, 3), {}) == [tail.parent]
-    assert index.search(root, page(3, 4), {}) == []
-    assert index.walk(tail, b"", root, {}) == []
+    assert index.search(root, page(1, 2, 3, 4, 5), NO_OVERRIDES) == [tail.parent, tail]
+    assert index.search(root, page(1, 2, 3), NO_OVERRIDES) == [tail.parent]
+    assert index.search(root, page(3, 4), NO_OVERRIDES) == []
+    assert index.walk(tail, b"", root, NO_OVERRIDES) == []
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Identity)])
@@ -50,7 +51,7 @@ def test_identities_that_differ_in_any_field_share_nothing(field):
     index = PrefixIndex(2)
     chain(index, IDENTITY, page(1, 2))
     other = replace(IDENTITY, **{field: "other"})
-    assert index.search(index.root(other), page(1, 2), {}) == []
+    assert index.search(index.root(other), page(1, 2), NO_OVERRIDES) == []
 
 
 def test_no_two_identities_have_the_same_bytes():
@@ -64,8 +65,10 @@ def test_a_page_is_named_by_everything_before_it():
     index = PrefixIndex(1)
     one, two = chain(index, IDENTITY, page(1), page(7)), chain(index, IDENTITY, page(2), page(7), first=3)
     assert one is not two
-    assert index.search(index.root(IDENTITY), page(2, 7), {}) == [two.parent, two]
-    assert index.search(index.root(IDENTITY), page(7), {}) == [], "a page of the same tokens has another parent"
+    assert index.search(index.root(IDENTITY), page(2, 7), NO_OVERRIDES) == [two.parent, two]
+    assert index.search(index.root(IDENTITY), page(7), NO_OVERRIDES) == [], (
+        "a page of the same tokens has another parent"
+    )
 
 
 def test_a_parent_outlives_its_children_and_goes_after_them():

@@ -281,6 +281,15 @@ class FakeService(
         return pb.RewindResponse(context=self.context_message(request.context_id))
 
     @scripted_method
+    def SwitchAdapter(self, request: Any, context: Any) -> Any:
+        length = len(self.tokens_of_idle(request.context_id))
+        response = pb.SwitchAdapterResponse(context=self.context_message(request.context_id))
+        response.context.adapter = request.adapter
+        response.context.adapter_spans.add(start=0)
+        response.context.adapter_spans.add(start=length, adapter=request.adapter, adapter_revision="content")
+        return response
+
+    @scripted_method
     def GetContext(self, request: Any, context: Any) -> Any:
         response = pb.GetContextResponse(context=self.context_message(request.context_id))
         if request.include_pages:

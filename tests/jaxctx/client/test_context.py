@@ -61,6 +61,21 @@ async def test_shape_and_pages(either: Any, client: Any, fake: Any) -> None:
         assert fake.requests[rpc][0].pages == 2
 
 
+async def test_switch_adapter(either: Any, client: Any, fake: Any) -> None:
+    context = await either(client.create(tokens=range(5)))
+    info = await either(context.switch_adapter("sql"))
+    assert info.adapter_spans == (
+        jaxctx.AdapterSpan(start=0, adapter="", adapter_revision=""),
+        jaxctx.AdapterSpan(start=5, adapter="sql", adapter_revision="content"),
+    )
+    assert context.info.adapter == "sql"
+    assert (await either(context.switch_adapter(None))).adapter == ""
+    assert [request.adapter for request in fake.requests["SwitchAdapter"]] == ["sql", ""]
+    fake.fail_before["SwitchAdapter"].append(errors.NotFound("none", reason="ADAPTER_NOT_FOUND"))
+    with pytest.raises(errors.NotFound):
+        await either(context.switch_adapter("nobody"))
+
+
 async def test_plan(either: Any, client: Any, fake: Any) -> None:
     context = await either(client.create("ab"))
     extended = await either(context.plan("hello"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import assert_type
 
 import jaxctx
@@ -15,6 +15,7 @@ def blocking(client: jaxctx.Client) -> None:
     assert_type(context.fill(tokens=[1], defer=True), jaxctx.FillResult)
     assert_type(context.fork(2), list[jaxctx.Context])
     assert_type(context.truncate(2, timeout_s=1.0), jaxctx.ContextInfo)
+    assert_type(context.switch_adapter(None).adapter_spans, Sequence[jaxctx.AdapterSpan])
     assert_type(context.complete(max_tokens=1), jaxctx.Completion[jaxctx.Context])
     assert_type(context.generate(), jaxctx.Stream)
     assert_type([piece.context for piece in context.generate(n=2)], list[jaxctx.Context])

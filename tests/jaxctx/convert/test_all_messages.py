@@ -52,6 +52,9 @@ CONVERSIONS = [
         types.EngineStatus, admin_service_pb2.Engine, convert.engine_status_from_proto, convert.engine_status_to_proto
     ),
     Conversion(types.AdapterInfo, admin_service_pb2.Adapter, convert.adapter_from_proto, convert.adapter_to_proto),
+    Conversion(
+        types.AdapterSpan, context_pb2.AdapterSpan, convert.adapter_span_from_proto, convert.adapter_span_to_proto
+    ),
     Conversion(types.Expiry, lifetime_pb2.Expiry, convert.expiry_from_proto, convert.expiry_to_proto),
     Conversion(types.Ttl, lifetime_pb2.Ttl, convert.ttl_from_proto, convert.ttl_to_proto),
     Conversion(types.ContextInfo, context_pb2.Context, convert.context_info_from_proto, convert.context_info_to_proto),

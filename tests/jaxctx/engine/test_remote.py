@@ -75,6 +75,8 @@ async def test_contexts(engine: RemoteEngine, fake: FakeService) -> None:
     assert (await engine.fill(ALICE, "a")).computed == 1
     assert len(fake.requests["Flush"]) == 1
     assert (await engine.rewind(ALICE, "a", 2)).seq_len == 2
+    assert (await engine.switch_adapter(ALICE, "a", "sql")).adapter == "sql"
+    assert fake.requests["SwitchAdapter"][0].adapter == "sql"
     await engine.update(ALICE, "a", types.UpdateContextRequest(priority=7, labels={}))
     update = fake.requests["UpdateContext"][0]
     assert (update.context_id, update.priority, update.HasField("labels"), update.HasField("ttl")) == (

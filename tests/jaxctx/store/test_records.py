@@ -19,6 +19,7 @@ from jaxctx.store.records import (
     encode_name,
     encode_version,
 )
+from jaxctx.types import AdapterSpan
 from jaxctx.v1.stored_pb2 import StoredManifest, StoredName, StoredVersion
 
 from .builders import (
@@ -53,6 +54,24 @@ def test_a_partial_page_is_not_a_longer_one():
     assert late[1] != lineage(range(8)).page_keys()[1]
 
 
+def test_pages_of_other_switches_are_not_shared():
+    """A page's key has the switches up to its end, where they are and to what; their names do not matter."""
+
+    def keys(*switches: tuple[int, str], tokens: int = 16, name: str = "") -> list[bytes]:
+        spans = [AdapterSpan(start=start, adapter=name, adapter_revision=revision) for start, revision in switches]
+        return lineage(range(tokens), adapter_switches=spans).page_keys()
+
+    plain, mine = keys(), keys((6, "a"))
+    assert (mine[0], mine[1:2]) == (plain[0], keys((6, "a"), name="other", tokens=8)[1:])
+    for other in [plain, keys((5, "a")), keys((7, "a")), keys((6, "b")), keys((6, "")), keys((6, "a"), (7, ""))]:
+        assert other[0] == mine[0]
+        assert not set(other[1:]) & set(mine[1:])
+    assert keys((8, "a"))[:2] == plain[:2]
+    assert keys((16, "a")) == plain, "a switch behind all tokens computed none"
+    assert keys((6, "a"), tokens=6) == keys(tokens=6)
+    assert keys((6, "a"), (10, "b"))[:2] == mine[:2]
+
+
 def names_of(message) -> set[str]:
     return {field.name for field in message.DESCRIPTOR.fields}
 
@@ -63,6 +82,10 @@ NOT_STORED = {"tenant", "name", "durable", "held", "saving", "attachment"}
 LIFETIME_FIELDS = {"expires_at", "ttl_s", "sliding"}
 PAGE_FIELDS = {"packs", "page_keys", "page_checksums", "page_packs", "page_offsets"}
 
+SWITCHES = (
+    AdapterSpan(start=4, adapter="b", adapter_revision="s"),
+    AdapterSpan(start=9, adapter="", adapter_revision=""),
+)
 FULL_VERSION = SnapshotVersion(
     tenant="t",
     name="n",
@@ -81,6 +104,7 @@ FULL_VERSION = SnapshotVersion(
     salt="s",
     adapter="a",
     adapter_revision="r",
+    adapter_spans=SWITCHES,
     manual_commit=True,
     context_id="c",
     attachment_bytes=12,
@@ -126,6 +150,7 @@ def test_every_field_of_a_manifest_comes_back():
         salt="s",
         adapter="a",
         adapter_revision="r",
+        adapter_switches=SWITCHES,
         kv_dtype="bfloat16",
         page_size=4,
         page_bytes=32,

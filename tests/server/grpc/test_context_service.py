@@ -166,6 +166,9 @@ async def test_the_rest_of_the_context_service(grpc_server: Any) -> None:
     assert grpc_server.last("truncate")[1] == ("a", 2)
     response = await grpc_server.contexts.Rewind(pb.RewindRequest(context_id="a", to=5))
     assert response.context.seq_len == 5
+    response = await grpc_server.contexts.SwitchAdapter(pb.SwitchAdapterRequest(context_id="a"))
+    assert grpc_server.last("switch_adapter")[1] == ("a", "")
+    assert [span.start for span in response.context.adapter_spans] == [0, 5]
     for method, request in [("Reserve", pb.ReservePagesRequest), ("Commit", pb.CommitPagesRequest)]:
         await getattr(grpc_server.contexts, f"{method}Pages")(request(context_id="a", pages=3))
         assert grpc_server.last(f"{method.lower()}_pages")[1] == ("a", 3)

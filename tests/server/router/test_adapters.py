@@ -6,6 +6,7 @@ import pytest
 
 from jaxctx import errors
 from jaxctx.engine.interface import Caller
+from jaxctx.types import CreateContextRequest
 from jaxctx.v1 import admin_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_pb2 import Context
@@ -99,6 +100,40 @@ async def test_a_context_moves_only_to_an_engine_with_the_content_of_its_adapter
     await give(router, "b", renamed="1")
     assert has_adapter_of(router.handle("b"), context)
     assert has_adapter_of(router.handle("b"), Context())
+
+
+async def test_a_context_that_switched_needs_the_content_of_all_its_adapters(router: FakeRouter) -> None:
+    await give(router, "a", sql="1", fr="2")
+    await give(router, "b", sql="1")
+    spans = [{"adapter": "fr", "adapter_revision": "2"}, {"start": 5}, {"start": 7, "adapter_revision": "1"}]
+    context = Context(adapter="sql", adapter_revision="1", adapter_spans=spans)
+    assert [has_adapter_of(router.handle(each), context) for each in "ab"] == [True, False]
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_switching_is_for_the_engine_that_has_the_context(router: FakeRouter, known: bool) -> None:
+    await router.connections["b"].fake.create(ALICE, CreateContextRequest(context_id="x"))
+    if known:
+        await router.contexts.get_context(ALICE, pb.GetContextRequest(context_id="x"))
+    with pytest.raises(errors.NotFound) as raised:
+        await router.contexts.switch_adapter(ALICE, pb.SwitchAdapterRequest(context_id="x", adapter="sql"))
+    assert raised.value.reason == "ADAPTER_NOT_FOUND"
+    await give(router, "b", sql="1")
+    response = await router.contexts.switch_adapter(ALICE, pb.SwitchAdapterRequest(context_id="x", adapter="sql"))
+    assert (response.context.adapter, response.context.engine_id) == ("sql", "b")
+    with pytest.raises(errors.NotFound) as raised:
+        await router.contexts.switch_adapter(ROOT, pb.SwitchAdapterRequest(context_id="x"))
+    assert raised.value.reason == "CONTEXT_NOT_FOUND"
+
+
+async def test_a_first_fill_moves_no_context_that_switched(router: FakeRouter) -> None:
+    for address in "ab":
+        await give(router, address, sql="1")
+    created = await router.contexts.create_context(ALICE, pb.CreateContextRequest())
+    context_id = created.context.context_id
+    await router.contexts.switch_adapter(ALICE, pb.SwitchAdapterRequest(context_id=context_id, adapter="sql"))
+    await router.contexts.fill(ALICE, pb.FillRequest(context_id=context_id, text="abcd"))
+    assert not [each for each in "ab" if router.connections[each].requests_of("Plan")]
 
 
 async def test_models_of_all_engines_and_their_adapters_are_listed(router: FakeRouter) -> None:

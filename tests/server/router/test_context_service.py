@@ -62,6 +62,7 @@ REQUESTS: dict[str, Any] = {  # of one context, by the method of the service
     "forward": pb.ForwardRequest(context_id="x", tokens=[1]),
     "truncate": pb.TruncateRequest(context_id="x"),
     "rewind": pb.RewindRequest(context_id="x"),
+    "switch_adapter": pb.SwitchAdapterRequest(context_id="x"),
     "get_context": pb.GetContextRequest(context_id="x"),
     "update_context": pb.UpdateContextRequest(context_id="x", priority=1),
     "reserve_pages": pb.ReservePagesRequest(context_id="x", pages=1),

@@ -162,6 +162,7 @@ TABLE: dict[str, dict[str, Any]] = {
     },
     "TruncateRequest": {"context_id": CONTEXT_ID, "tokens": COUNT},
     "RewindRequest": {"context_id": CONTEXT_ID, "to": COUNT},
+    "SwitchAdapterRequest": {"context_id": CONTEXT_ID, "adapter": MODEL_ID},
     "GetContextRequest": {
         "context_id": CONTEXT_ID,
         "include_pages": ANY,

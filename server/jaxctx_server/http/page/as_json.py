@@ -61,6 +61,8 @@ def context_json(context: Context) -> Json:
         "labels": dict(context.labels),
         "forked_at": context.forked_at,
         "snapshot": context.snapshot,
+        "adapter": context.adapter,
+        "adapter_spans": [{"start": span.start, "adapter": span.adapter} for span in context.adapter_spans],
         "engine_id": context.engine_id,
     }
 

@@ -23,12 +23,12 @@ from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 from tests.jaxctx.cache.invariants import check, nodes
 
 from .fake_device import Data, FakeDevice, Slot
-from .keys import Key, decode_page
+from .keys import Key, Override, page_overrides
 from .oracle import Expected, Oracle
 
 TENANTS = tuple(Identity(namespace, "m") for namespace in "tuv")
 IDENTITIES = (*TENANTS, Identity("t", "m", salt="x"), Identity("t", "m", adapter="x"))
-GROUPS = [replace(identity, namespace="") for identity in IDENTITIES]
+ADAPTERS = ("", "x", "y")
 MAX_CONTEXTS = 8
 UNBOUNDED = 10_000  # a number of host slots that are never all in use
 FOR_ALL = {"clear", "arrive", "lose", "touch"}
@@ -54,6 +54,7 @@ class Saved:
     manual: bool
     tokens: list[int]
     attention_overrides: list[bytes]
+    adapters: list[str]
     pages: list[Data]
     seq_len: int
     committed: int
@@ -77,7 +78,7 @@ class Harness:
         self.saved: list[Saved] = []
         self.operations = 0
         self.refused = 0  # operations that raised: nothing may have changed
-        self._values: WeakKeyDictionary[PageNode, Data] = WeakKeyDictionary()
+        self._values: WeakKeyDictionary[PageNode, tuple[Data, str]] = WeakKeyDictionary()
 
     def run_operation(self, name: str, a: int, b: int) -> None:
         """One operation; `a` and `b` (0..255) choose the context and the arguments."""
@@ -151,7 +152,7 @@ class Harness:
         context = self.cache.create(identity, manual_commit=manual, tenant=f"t{b % 2}")
         context.pinned = pinned
         root, group = self.oracle.keys.root(identity), replace(identity, namespace="")
-        self.oracle.contexts.append(Expected(context, root, group, manual, pinned))
+        self.oracle.contexts.append(Expected(context, root, group, manual, pinned, adapter=identity.adapter))
         return self.oracle.contexts[-1]
 
     def append(self, e: Expected, b: int) -> None:
@@ -165,10 +166,20 @@ class Harness:
     def put(self, e: Expected, tokens: list[int], overrides: list[bytes]) -> None:
         self.cache.append(e.context, tokens, overrides)
         overrides = overrides or [b""] * len(tokens)
-        before = e.values[-1] if e.values else GROUPS.index(e.group)
-        e.values += values_of(before, tokens, overrides)
+        before = e.values[-1] if e.values else e.group.salt
+        e.values += values_of(before, tokens, [(override, e.adapter) for override in overrides])
         e.tokens += tokens
         e.attention_overrides += overrides
+        e.adapters += [e.adapter] * len(tokens)
+
+    def switch(self, e: Expected, b: int) -> None:
+        self.switch_to(e, ADAPTERS[b % 3])
+
+    def switch_to(self, e: Expected, adapter: str) -> None:
+        self.both(
+            lambda: self.cache.switch_adapter(e.context, f"name of {adapter}", adapter),
+            lambda: self.oracle.switch_adapter(e, adapter),
+        )
 
     def override(self, index: int, b: int) -> bytes:
         """Some are written out, and yet the usual way."""
@@ -197,10 +208,11 @@ class Harness:
     def look(self, e: Expected, more: list[int], limit: int | None) -> None:
         """What would be found, by a new context and by this one."""
         oracle, stranger = self.oracle, Expected(e.context, e.root, e.group, False)
+        overrides = [(b"", e.context.identity.adapter)] * len(e.tokens + more)
         found = self.cache.find(e.context.identity, e.tokens + more)
-        ways = [oracle.search(stranger, e.tokens + more, [b""] * len(e.tokens + more), oracle.kept)]
+        ways = [oracle.search(stranger, e.tokens + more, overrides, oracle.kept)]
         if not self.unbounded:
-            ways.append(oracle.search(stranger, e.tokens + more, [b""] * len(e.tokens + more), oracle.on_device))
+            ways.append(oracle.search(stranger, e.tokens + more, overrides, oracle.on_device))
         self.compare_found(found, ways, 0, oracle.exact(stranger))
         found = self.cache.peek(e.context, more, limit)
         ways = [oracle.path(e, more, among, limit) for among in (oracle.kept, oracle.on_device)][: len(ways)]
@@ -388,7 +400,8 @@ class Harness:
         if not e.suspended and len(self.saved) < 3:
             pages = [self.device.pages[page][:] for page in e.context.page_table().tolist()]
             layout = (pages, self.oracle.seq_len(e), e.committed)
-            self.saved.append(Saved(e.context.identity, e.manual, e.tokens[:], e.attention_overrides[:], *layout))
+            lists = (e.tokens[:], e.attention_overrides[:], e.adapters[:])
+            self.saved.append(Saved(e.context.identity, e.manual, *lists, *layout))
 
     def revive(self, b: int) -> None:
         """A context of what was saved; its pages come as from a store, some late and some never."""
@@ -396,7 +409,10 @@ class Harness:
             return
         saved = self.saved.pop(b % len(self.saved))
         e = self.enter(saved.identity, saved.manual, b)
-        self.put(e, saved.tokens, saved.attention_overrides)
+        for place, adapter in enumerate(saved.adapters):
+            if adapter != e.adapter:
+                self.switch_to(e, adapter)
+            self.put(e, saved.tokens[place : place + 1], saved.attention_overrides[place : place + 1])
         known = len(self.oracle.path(e, [], self.oracle.kept, saved.seq_len))
         slots = self.cache.offload(e.context, saved.seq_len, saved.committed)
         if e.manual and saved.seq_len > saved.committed * self.page_size:
@@ -468,6 +484,11 @@ class Harness:
         assert c.attention_overrides == {
             index: override for index, override in enumerate(e.attention_overrides) if override
         }
+        assert (c.identity.adapter, c.adapter_spans[-1].adapter_revision) == ([*e.adapters, e.adapter][0], e.adapter)
+        for span, stop in zip(c.adapter_spans, [*(span.start for span in c.adapter_switches), c.length], strict=True):
+            assert set(e.adapters[span.start : stop]) <= {span.adapter_revision}
+            assert span.start < stop or span == c.adapter_spans[-1]
+        assert all(a.adapter_revision != b.adapter_revision for a, b in itertools.pairwise(c.adapter_spans))
         assert c.manual_pages == e.manual_pages
         assert e.offloaded_pages.keys() >= {n for n, offloaded in c.offloaded_pages.items() if not offloaded.lost}, (
             "offloaded what is computed"
@@ -478,26 +499,31 @@ class Harness:
 
     def compare_node(self, node: PageNode) -> None:
         """Every copy of a page holds what its tokens say, or is known to be lost."""
-        true = self.values(node)
+        true, _ = self.values(node)
         if node.page != NOWHERE:
             assert self.device.pages[node.page] == true, "a page of other tokens"
         for store, slot in ((self.device.host, node.host), (self.device.disk, node.disk)):
             if slot != NOWHERE:
                 assert store[slot].data in (true, None), "a copy of other tokens"
 
-    def values(self, node: PageNode) -> Data:
+    def values(self, node: PageNode) -> tuple[Data, str]:
+        """What the slots of a page hold, and its last token's adapter."""
         if node not in self._values:
             assert node.parent is not None
-            root = node.parent.parent is None
-            assert node.parent.identity is not None or not root
-            before = GROUPS.index(replace(node.parent.identity, namespace="")) if root else self.values(node.parent)[-1]
+            before: object
+            if node.parent.parent is None:
+                assert node.parent.identity is not None
+                before, adapter = node.parent.identity.salt, node.parent.identity.adapter
+            else:
+                data, adapter = self.values(node.parent)
+                before = data[-1]
             tokens = memoryview(node.tokens).cast("i").tolist()
-            overrides = decode_page(node.attention_overrides, 0)
-            self._values[node] = values_of(before, tokens, [overrides.get(n, b"") for n in range(self.page_size)])
+            overrides = page_overrides(node.overrides, self.page_size, adapter)
+            self._values[node] = values_of(before, tokens, overrides), overrides[-1][1]
         return self._values[node]
 
 
-def values_of(before: object, tokens: list[int], overrides: list[bytes]) -> Data:
+def values_of(before: object, tokens: list[int], overrides: list[Override]) -> Data:
     """What the slots of tokens hold, after a slot that holds `before`."""
     values: Data = []
     for token, override in zip(tokens, overrides, strict=True):

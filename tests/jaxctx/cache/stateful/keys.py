@@ -11,6 +11,7 @@ import numpy as np
 from jaxctx.cache.context_cache import Context, Identity
 
 Key: TypeAlias = int
+Override: TypeAlias = tuple[bytes, str]  # of a token: that of its attention, and its adapter
 
 
 class Keys:
@@ -22,7 +23,7 @@ class Keys:
         self.depth: list[int] = []
         self.published: set[Key] = set()  # roots whose pages everybody finds
         self._roots: dict[Identity, Key] = {}
-        self._keys: dict[tuple[Key, Key, tuple[int, ...], tuple[bytes, ...]], Key] = {}
+        self._keys: dict[tuple[Key, Key, tuple[int, ...], tuple[Override, ...]], Key] = {}
 
     def root(self, identity: Identity) -> Key:
         if identity not in self._roots:
@@ -34,7 +35,7 @@ class Keys:
         self.depth.append(depth)
         return len(self.owner) - 1
 
-    def key(self, before: Key, owner: Key, tokens: list[int], overrides: list[bytes]) -> Key:
+    def key(self, before: Key, owner: Key, tokens: list[int], overrides: list[Override]) -> Key:
         name = (before, owner, tuple(tokens), tuple(overrides))
         if name not in self._keys:
             self._keys[name] = self._new_key(owner, self.depth[before] + 1)
@@ -46,21 +47,17 @@ class Keys:
         root = chain[0].parent if chain else context.root
         assert root is not None
         assert root.identity is not None
-        key, keys = self.root(root.identity), []
-        for depth, node in enumerate(chain):
+        key, keys, adapter = self.root(root.identity), [], root.identity.adapter
+        for node in chain:
             assert node.owner.identity is not None
-            overrides, owner = (
-                decode_page(node.attention_overrides, depth * self.page_size),
-                self.root(node.owner.identity),
-            )
-            places = range(depth * self.page_size, (depth + 1) * self.page_size)
+            overrides = page_overrides(node.overrides, self.page_size, adapter)
             tokens = np.frombuffer(node.tokens, np.int32).tolist()
-            key = self.key(key, owner, tokens, [overrides.get(place, b"") for place in places])
+            key, adapter = self.key(key, self.root(node.owner.identity), tokens, overrides), overrides[-1][1]
             keys.append(key)
         return keys
 
     def walk(
-        self, key: Key, owner: Key, tokens: list[int], overrides: list[bytes], start: int, among: Collection[Key]
+        self, key: Key, owner: Key, tokens: list[int], overrides: list[Override], start: int, among: Collection[Key]
     ) -> list[Key]:
         """The keys, of those `among`, that continue `key` for the tokens from `start` on."""
         path: list[Key] = []
@@ -79,8 +76,17 @@ class Keys:
         return path
 
 
+def page_overrides(page: bytes, size: int, adapter: str) -> list[Override]:
+    """What each token of a page is computed with; `adapter` is that of the page before it."""
+    decoded, overrides = decode_page(page, 0), list[Override]()
+    for offset in range(size):
+        adapter = decoded.get(~offset, adapter.encode()).decode()
+        overrides.append((decoded.get(offset, b""), adapter))
+    return overrides
+
+
 def decode_page(page: bytes, first: int) -> dict[int, bytes]:
-    """The overrides by index, of a page whose first token has the index `first`."""
+    """The overrides by index, of a page whose first token has the index `first`; switches by ~offset if that is 0."""
     overrides: dict[int, bytes] = {}
     start = 0
     while start < len(page):

@@ -25,6 +25,7 @@ OPERATIONS = {
     "compute": 12,
     "keep": 5,
     "scribble": 3,
+    "switch": 2,
     "fork": 7,
     "publish": 4,
     "truncate": 4,

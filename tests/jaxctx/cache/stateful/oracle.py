@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from jaxctx.cache.context_cache import Context, Identity, OutOfPages
 from jaxctx.errors import FailedPrecondition, OutOfRange
 
-from .keys import Key, Keys
+from .keys import Key, Keys, Override
 
 
 @dataclass(eq=False)
@@ -30,6 +30,8 @@ class Expected:
     role: str = ""  # "snapshot" and "publication" are only forked and closed
     tokens: list[int] = field(default_factory=list)
     attention_overrides: list[bytes] = field(default_factory=list)
+    adapters: list[str] = field(default_factory=list)  # of each token
+    adapter: str = ""  # of the next one
     values: list[object] = field(default_factory=list)  # what its slots hold
     chain: list[Key] = field(default_factory=list)
     working: int = 0
@@ -42,6 +44,11 @@ class Expected:
     @property
     def committed(self) -> int:
         return len(self.chain)
+
+    @property
+    def overrides(self) -> list[Override]:
+        """What each token is computed with."""
+        return [*zip(self.attention_overrides, self.adapters, strict=True)]
 
 
 class Oracle:
@@ -59,7 +66,7 @@ class Oracle:
 
     # --- paths ---------------------------------------------------------------------------------------------------
 
-    def search(self, e: Expected, tokens: list[int], overrides: list[bytes], among: Collection[Key]) -> list[Key]:
+    def search(self, e: Expected, tokens: list[int], overrides: list[Override], among: Collection[Key]) -> list[Key]:
         """As a new context like `e` would."""
         best = self.keys.walk(e.root, e.root, tokens, overrides, 0, among)
         for other in self.published:
@@ -72,7 +79,7 @@ class Oracle:
         """The keys that would continue a context's chain (or, if suspended, be it), once `more` is appended."""
         if e.working_tokens:
             return []
-        tokens, overrides = e.tokens + more, e.attention_overrides + [b""] * len(more)
+        tokens, overrides = e.tokens + more, e.overrides + [(b"", e.adapter)] * len(more)
         if limit is not None:
             tokens = tokens[:limit]
         if e.manual_pages is not None:
@@ -192,8 +199,14 @@ class Oracle:
     def fork(self, e: Expected) -> Expected:
         pages = self.pages_for(e.working_tokens)
         self.take(pages)
-        lists = {name: getattr(e, name)[:] for name in ("tokens", "attention_overrides", "values", "chain")}
+        lists = {name: getattr(e, name)[:] for name in ("tokens", "attention_overrides", "adapters", "values", "chain")}
         return replace(e, pinned=False, role="", working=pages, offloaded_pages={}, **lists)
+
+    def switch_adapter(self, e: Expected, adapter: str) -> None:
+        e.adapter = adapter
+        if not e.tokens:  # it is as if it had been created with this adapter
+            e.root = self.keys.root(replace(e.context.identity, adapter=adapter))
+            e.group = replace(e.group, adapter=adapter)
 
     def truncate(self, e: Expected, tokens: int) -> None:
         if tokens > len(e.tokens) - e.committed * self.page_size:
@@ -264,10 +277,12 @@ class Oracle:
         for key in range(e.committed):
             part = slice(key * self.page_size, (key + 1) * self.page_size)
             before = publication.chain[-1] if publication.chain else root
-            publication.chain.append(self.keys.key(before, root, e.tokens[part], e.attention_overrides[part]))
+            publication.chain.append(self.keys.key(before, root, e.tokens[part], e.overrides[part]))
             self.place(publication.chain[-1])
         end = e.committed * self.page_size
         publication.tokens, publication.attention_overrides = e.tokens[:end], e.attention_overrides[:end]
+        publication.adapters = e.adapters[:end]
+        publication.adapter = publication.adapters[-1] if end else e.context.identity.adapter
         publication.values = e.values[:end]
         self.published.append(publication)
         self.keys.published.add(root)
@@ -334,9 +349,9 @@ class Oracle:
         for _ in range(pages):
             part = slice(e.committed * self.page_size, (e.committed + 1) * self.page_size)
             before = e.chain[-1] if e.chain else e.root
-            key = self.keys.key(before, e.root, e.tokens[part], e.attention_overrides[part])
+            key = self.keys.key(before, e.root, e.tokens[part], e.overrides[part])
             if self.keys.owner[before] in self.keys.published - {e.root}:
-                theirs = self.keys.key(before, self.keys.owner[before], e.tokens[part], e.attention_overrides[part])
+                theirs = self.keys.key(before, self.keys.owner[before], e.tokens[part], e.overrides[part])
                 if theirs in self.kept and self.tiers and not self.unbounded:
                     chosen = self.keys.chain(e.context)[e.committed]
                     assert chosen in (key, theirs), "committed as something else"
@@ -351,7 +366,9 @@ class Oracle:
         return merged
 
     def _keep(self, e: Expected, length: int) -> None:
-        del e.tokens[length:], e.attention_overrides[length:], e.values[length:]
+        if length < len(e.tokens):
+            e.adapter = e.adapters[length]  # it goes on as it did from there
+        del e.tokens[length:], e.attention_overrides[length:], e.adapters[length:], e.values[length:]
         del e.chain[length // self.page_size :]
         e.working_tokens = min(e.working_tokens, length - e.committed * self.page_size)
         e.offloaded_pages = {

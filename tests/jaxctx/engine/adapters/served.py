@@ -10,9 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxctx.engine.config import EngineConfig
-from jaxctx.model.adapters import read_adapter
+from jaxctx.engine.engine import LocalEngine
+from jaxctx.engine.interface import Caller
+from jaxctx.model.adapters import Adapter, adapter_parameters, read_adapter
 from jaxctx.model.config import AdapterSlots, Experts, LayerAttention, ModelConfig
 from jaxctx.model.functional import DecoderModel, FlatParams
+from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from scripts.checkpoints import ADAPTER_TARGETS, write_adapter
 from scripts.dense import DenseCausal
 
@@ -43,6 +46,24 @@ CONFIG = EngineConfig(
     pages=96, page_size=4, max_batch=4, max_batch_tokens=16, max_context_tokens=96, draft_tokens=0, host_pages=8
 )
 LENGTH = 96
+ME = Caller()
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9]
+
+
+async def created(engine: LocalEngine, adapter: str = "", prompt: Sequence[int] = (), caller: Caller = ME) -> str:
+    """The id of a new context with this prompt."""
+    context_id = (await engine.create(caller, CreateContextRequest(adapter=adapter))).context_id
+    if prompt:
+        await engine.fill(caller, context_id, prompt)
+    return context_id
+
+
+async def continued(engine: LocalEngine, context_id: str, count: int, caller: Caller = ME) -> list[int]:
+    """The next `count` tokens of a context."""
+    request = GenerateRequest(
+        context_id=context_id, max_tokens=count, ignore_eos=True, sampling=SamplingParams(temperature=0.0)
+    )
+    return [token async for piece in engine.generate(caller, request) for token in piece.token_ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +73,7 @@ class Dense:
     model: DecoderModel
     params: FlatParams
     forward: Any
+    forward_switching: Any
 
     @classmethod
     def of(cls, model: DecoderModel, params: FlatParams) -> "Dense":
@@ -62,7 +84,13 @@ class Dense:
                 params, model.hidden(params, tokens, positions, DenseCausal(1, windows=model.kv.windows))
             )
 
-        return cls(model, params, forward)
+        @jax.jit
+        def forward_switching(params: FlatParams, tokens: jax.Array, slots: jax.Array) -> jax.Array:
+            positions = jnp.arange(LENGTH, dtype=jnp.int32)
+            attention = DenseCausal(1, windows=model.kv.windows)
+            return model.logits(params, model.hidden(params, tokens, positions, attention, slots))
+
+        return cls(model, params, forward, forward_switching)
 
     def merged(self, directory: Path | None) -> FlatParams:
         """The parameters with an adapter in them; None: without."""
@@ -84,6 +112,28 @@ class Dense:
             padded = np.zeros(LENGTH, np.int32)
             padded[: len(sequence)] = sequence
             sequence.append(int(np.asarray(self.forward(params, padded))[len(sequence) - 1].argmax()))
+        return sequence[len(tokens) :]
+
+    def greedy_switching(
+        self, adapters: Sequence[Path | None], following: Path | None, tokens: Sequence[int], count: int
+    ) -> list[int]:
+        """The next `count` tokens, with the adapter `following`, after tokens that have an adapter each."""
+        if not {*adapters, following} - {adapters[0]}:
+            return self.greedy(following, tokens, count)
+        directories = sorted({directory for directory in [*adapters, following] if directory is not None})
+        slots: dict[Path | None, int] = {None: 0} | {each: slot for slot, each in enumerate(directories, 1)}
+        contents: list[Adapter | None] = [read_adapter(each, self.model) for each in directories]
+        params = list(self.params)
+        for index, array in adapter_parameters(self.model, contents + [None] * (SLOTS.count - len(contents))):
+            params[index] = array
+        slot_of_rows = np.full(LENGTH, slots[following], np.int32)
+        slot_of_rows[: len(tokens)] = [slots[each] for each in adapters]
+        sequence = list(tokens)
+        for _ in range(count):
+            padded = np.zeros(LENGTH, np.int32)
+            padded[: len(sequence)] = sequence
+            logits = np.asarray(self.forward_switching(tuple(params), padded, slot_of_rows))
+            sequence.append(int(logits[len(sequence) - 1].argmax()))
         return sequence[len(tokens) :]
 
 

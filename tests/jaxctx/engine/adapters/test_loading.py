@@ -1,9 +1,12 @@
 """Adapters in an engine: what they compute, what shares pages, and what loading and unloading change."""
 
 import asyncio
+import copy
+import itertools
 import json
 import random
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -17,33 +20,9 @@ from jaxctx.errors import (
     NotFound,
     ResourceExhausted,
 )
-from jaxctx.types import (
-    CreateContextRequest,
-    GenerateRequest,
-    OpenRequest,
-    RetentionUpdate,
-    SamplingParams,
-    SaveRequest,
-)
+from jaxctx.types import CreateContextRequest, OpenRequest, RetentionUpdate, SaveRequest
 from scripts.checkpoints import write_adapter
-from tests.jaxctx.engine.adapters.served import SHAPE, SLOTS, Dense
-
-ME = Caller()
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9]
-
-
-async def created(engine: LocalEngine, adapter: str = "", prompt=(), caller: Caller = ME) -> str:
-    context_id = (await engine.create(caller, CreateContextRequest(adapter=adapter))).context_id
-    if prompt:
-        await engine.fill(caller, context_id, prompt)
-    return context_id
-
-
-async def continued(engine: LocalEngine, context_id: str, count: int, caller: Caller = ME) -> list[int]:
-    request = GenerateRequest(
-        context_id=context_id, max_tokens=count, ignore_eos=True, sampling=SamplingParams(temperature=0.0)
-    )
-    return [token async for piece in engine.generate(caller, request) for token in piece.token_ids]
+from tests.jaxctx.engine.adapters.served import CONFIG, ME, PROMPT, SHAPE, SLOTS, Dense, continued, created
 
 
 async def test_rows_of_different_adapters_and_of_none_share_steps(engine, dense, adapter_dir) -> None:
@@ -289,11 +268,36 @@ async def test_random_traces_with_windows_and_experts(engine, dense, adapter_dir
     await run_trace(engine, dense, adapter_dir, seed)
 
 
+@dataclass
+class Sequence:
+    """The tokens of a context with the directories of their adapters, and that of the next token's."""
+
+    following: Path | None
+    tokens: list[int] = field(default_factory=list)
+    adapters: list[Path | None] = field(default_factory=list)
+
+    def append(self, tokens: list[int]) -> None:
+        self.tokens += tokens
+        self.adapters += [self.following] * len(tokens)
+
+    def history(self) -> list[tuple[int, Path | None]]:
+        """All that its KV depends on."""
+        return [*zip(self.tokens, self.adapters, strict=True)]
+
+    def keep(self, length: int) -> None:
+        if length < len(self.tokens):
+            self.following = self.adapters[length]  # it goes on as it did from there
+        del self.tokens[length:], self.adapters[length:]
+
+
 async def run_trace(engine: LocalEngine, dense: Dense, adapter_dir: Path, seed: int) -> None:
-    """Contexts of several adapters and of none, forked, rewound, continued side by side, between loads and unloads."""
+    """Contexts of several adapters and of none, which they switch, between loads and unloads.
+
+    They are forked, rewound, suspended, saved, and continued side by side: each as if it had been computed alone.
+    """
     source = random.Random(seed)
-    contents: dict[str, str] = {}  # name → directory
-    sequences: dict[str, tuple[str, list[int]]] = {}  # context → directory, tokens
+    contents: dict[str, Path] = {}  # name → directory
+    sequences: dict[str, Sequence] = {}  # by context
 
     async def load() -> None:
         name, directory = source.choice("xyz"), f"a{source.randint(1, 5)}"
@@ -301,7 +305,10 @@ async def run_trace(engine: LocalEngine, dense: Dense, adapter_dir: Path, seed: 
             await engine.load_adapter(ME, name, directory)
         except ResourceExhausted:
             return
-        contents[name] = directory
+        contents[name] = adapter_dir / directory
+
+    def any_adapter() -> str:
+        return source.choice(["", *sorted(contents), *sorted(contents)])
 
     async def unload() -> None:
         if contents:
@@ -311,21 +318,57 @@ async def run_trace(engine: LocalEngine, dense: Dense, adapter_dir: Path, seed: 
 
     async def create() -> None:
         if len(sequences) < 8:
-            name = source.choice(["", *sorted(contents), *sorted(contents)])
-            tokens = PROMPT[: source.randint(1, 13)] + [source.randrange(64) for _ in range(source.randint(0, 8))]
-            sequences[await created(engine, name, tokens)] = (contents.get(name, ""), tokens)
+            name = any_adapter()
+            tokens = PROMPT[: source.choice([1, 5, 6, 6, 10, 13])]
+            tokens += [source.randrange(64) for _ in range(source.choice([0, 0, 0, 5]))]
+            sequence = Sequence(contents.get(name))
+            sequence.append(tokens)
+            sequences[context := await created(engine, name, tokens)] = sequence
+            if source.random() < 0.6:
+                await switch_and_fill(context)
 
     async def fork() -> None:
         if sequences and len(sequences) < 8:
             context = source.choice(sorted(sequences))
             (child,) = await engine.fork(ME, context)
-            sequences[child.context_id] = (sequences[context][0], list(sequences[context][1]))
+            sequences[child.context_id] = copy.deepcopy(sequences[context])
 
     async def rewind() -> None:
         if sequences:
-            _, tokens = sequences[context := source.choice(sorted(sequences))]
-            del tokens[source.randint(1, len(tokens)) :]
-            await engine.rewind(ME, context, len(tokens))
+            sequence = sequences[context := source.choice(sorted(sequences))]
+            length = source.randint(1, len(sequence.tokens))
+            sequence.keep(length)
+            await engine.rewind(ME, context, length)
+
+    async def switch() -> None:
+        if sequences:
+            await switch_and_fill(source.choice(sorted(sequences)))
+
+    async def switch_and_fill(context: str) -> None:
+        """Where two contexts have equal tokens, they often switch at one place, or at places of one page."""
+        sequence, name = sequences[context], any_adapter()
+        await engine.switch_adapter(ME, context, name)
+        sequence.following = contents.get(name)
+        if len(sequence.tokens) < 60:
+            start = len(sequence.tokens)
+            tokens = (PROMPT * 5)[start : start + source.choice([0, 4, 7, 7, 7])]
+            await engine.fill(ME, context, tokens, defer=source.random() < 0.3)
+            sequence.append(tokens)
+
+    async def suspend() -> None:
+        """Some come back from other tiers, some are computed again."""
+        if sequences:
+            context = source.choice(sorted(sequences))
+            await engine.loop.call(lambda: engine.core.cache.suspend(engine.core.cache.get("", context)))
+            if source.random() < 0.5:
+                await engine.clear_cache(ME)
+
+    async def reopen() -> None:
+        if sequences:
+            sequence = sequences.pop(context := source.choice(sorted(sequences)))
+            await engine.save(ME, SaveRequest(context_id=context, name="it"))
+            await engine.close(ME, context)
+            sequences[(await engine.take(ME, OpenRequest(name="it"))).context.context_id] = sequence
 
     async def close() -> None:
         if sequences:
@@ -334,16 +377,20 @@ async def run_trace(engine: LocalEngine, dense: Dense, adapter_dir: Path, seed: 
             del sequences[context]
 
     async def continue_some() -> None:
-        chosen = [c for c in sorted(sequences) if len(sequences[c][1]) < 70 and source.random() < 0.7]
+        chosen = [c for c in sorted(sequences) if len(sequences[c].tokens) < 70 and source.random() < 0.7]
         count = source.randint(1, 6)
         work = [continued(engine, context, count) for context in chosen]
         meanwhile = [load()] if source.random() < 0.5 else []
         outputs = (await asyncio.gather(*work, *meanwhile))[: len(work)]
         for context, output in zip(chosen, outputs, strict=True):
-            directory, tokens = sequences[context]
-            assert output == dense.greedy(adapter_dir / directory if directory else None, tokens, count)
-            tokens.extend(output)
+            sequence = sequences[context]
+            assert output == dense.greedy_switching(sequence.adapters, sequence.following, sequence.tokens, count)
+            sequence.append(output)
+        for (a, first), (b, second) in itertools.combinations(sequences.items(), 2):
+            shared = (await engine.compare(ME, a, b)).shared_pages * CONFIG.page_size
+            assert first.history()[:shared] == second.history()[:shared], "pages of other tokens or adapters are shared"
 
-    for _ in range(16):
-        await source.choice([load, load, unload, create, create, create, fork, rewind, close, continue_some])()
+    work = [load, load, unload, create, create, create, fork, rewind, close, suspend, reopen, continue_some]
+    for _ in range(40):
+        await source.choice([*work, fork, rewind, switch, switch, switch, switch, continue_some])()
     await continue_some()

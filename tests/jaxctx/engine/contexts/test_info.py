@@ -9,7 +9,7 @@ from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache, Identity
 from jaxctx.engine.contexts.info import context_info, expiry
 from jaxctx.lifetime import FOREVER, Lifetime
-from jaxctx.types import ContextInfo, ContextState, Expiry
+from jaxctx.types import AdapterSpan, ContextInfo, ContextState, Expiry
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def make_context(cache: ContextCache) -> Context:
     cache.grow(parent, 10)
     cache.mark_computed(parent, 10)
     context = cache.fork(parent, context_id="child")
+    cache.switch_adapter(context, "other", "other content")
     cache.append(context, [7, 8, 9])
     context.priority, context.pinned, context.pinned_until, context.version = 5, True, 3000.0, 6
     context.labels, context.snapshot, context.used_at = {"k": "v"}, "name@2", 1500.0
@@ -59,8 +60,12 @@ def test_every_field_of_a_context(cache: ContextCache) -> None:
         forked_at=10,
         snapshot="name@2",
         engine_id="local",
-        adapter="it",
-        adapter_revision="content",
+        adapter="other",
+        adapter_revision="other content",
+        adapter_spans=(
+            AdapterSpan(start=0, adapter="it", adapter_revision="content"),
+            AdapterSpan(start=10, adapter="other", adapter_revision="other content"),
+        ),
     )
     unset = [field.name for field in fields(told) if not getattr(told, field.name)]
     assert unset == [], "each field is told apart from its default"

@@ -100,6 +100,7 @@ async def test_uses_and_looks(engine: LocalEngine, clock, sliding: bool) -> None
         engine.commit_pages(ME, context_id, 0),
         engine.truncate(ME, context_id, 1),
         engine.rewind(ME, context_id, 3),
+        engine.switch_adapter(ME, context_id, ""),
         engine.fork(ME, context_id),
     ]
     for use in uses:

@@ -8,7 +8,15 @@ import pytest
 
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import PROGRAM_LABELS, Caller
-from jaxctx.errors import Aborted, AlreadyExists, FailedPrecondition, JaxctxError, OutOfRange, ResourceExhausted
+from jaxctx.errors import (
+    Aborted,
+    AlreadyExists,
+    FailedPrecondition,
+    JaxctxError,
+    NotFound,
+    OutOfRange,
+    ResourceExhausted,
+)
 from jaxctx.types import (
     ContextInfo,
     ContextState,
@@ -49,6 +57,7 @@ async def test_pages_and_tokens_by_hand(engine: LocalEngine) -> None:
 WRITES: dict[str, Operation] = {
     "truncate": lambda engine, context: engine.truncate(ME, context, 1),
     "rewind": lambda engine, context: engine.rewind(ME, context, 3),
+    "switch adapter": lambda engine, context: engine.switch_adapter(ME, context, ""),
     "reserve": lambda engine, context: engine.reserve_pages(ME, context, 1),
     "commit": lambda engine, context: engine.commit_pages(ME, context, 1),
     "release": lambda engine, context: engine.release_pages(ME, context, 1),
@@ -73,6 +82,7 @@ async def test_a_context_has_one_writer(engine: LocalEngine) -> None:
 REFUSED: list[tuple[str, Operation, type[JaxctxError], str]] = [
     ("truncate", lambda engine, c: engine.truncate(ME, c, 9), OutOfRange, ""),
     ("rewind", lambda engine, c: engine.rewind(ME, c, 41), OutOfRange, ""),
+    ("switch adapter", lambda engine, c: engine.switch_adapter(ME, c, "nobody"), NotFound, "ADAPTER_NOT_FOUND"),
     ("commit too many", lambda engine, c: engine.commit_pages(ME, c, 2), OutOfRange, ""),
     ("commit", lambda engine, c: engine.commit_pages(ME, c, 1), FailedPrecondition, "PAGE_NOT_FULL"),
     ("release", lambda engine, c: engine.release_pages(ME, c, 2), OutOfRange, ""),

@@ -250,6 +250,7 @@ async def test_everything_that_happens_to_a_tenant_s_contexts(make_engine, clock
         engine.reserve_pages(ME, a, 2),
         engine.release_pages(ME, a, 1),
         engine.rewind(ME, a, 20),
+        engine.switch_adapter(ME, a, ""),
         engine.update(ME, a, UpdateContextRequest(labels={"k": "v"})),
         engine.update(ME, a, UpdateContextRequest(ttl=Ttl(500))),
         engine.update(ME, a, UpdateContextRequest(pinned=True)),

@@ -11,7 +11,7 @@ from jaxctx.cache.attention_overrides import encode_override
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache, Identity
 from jaxctx.engine.core.forward_pass import NO_FORWARD, Sampler
-from jaxctx.engine.runner.batch import write_attention_overrides, write_batch, write_samples
+from jaxctx.engine.runner.batch import write_adapters, write_attention_overrides, write_batch, write_samples
 from jaxctx.engine.runner.step import StepInputs, StepShape, unpack_inputs
 from jaxctx.engine.scheduler.scheduler_output import Batch, ScheduledRequest
 from jaxctx.model.sampling import row_words
@@ -204,6 +204,22 @@ def test_overrides_are_by_index_and_the_first_row_may_be_any() -> None:
     assert np.flatnonzero(seen[1]).tolist() == list(range(42))
     assert np.flatnonzero(seen[2]).tolist() == [31, 32, 33]
     assert seen[3].all()
+
+
+def test_each_row_has_the_adapter_of_its_index(cache: ContextCache) -> None:
+    slots = {"one": 1, "two": 2}
+    context = cache.create(Identity("", "model", adapter="one"))
+    for adapter, length in (("one", 3), ("", 4), ("two", 6), ("one", 7)):
+        cache.append(context, [100] * (length - context.length))
+        cache.switch_adapter(context, adapter, adapter)  # [0, 4) is "one", as the switch at 3 goes on with it
+    of_indices = [1, 1, 1, 1, 0, 0, 2, 1, 1, 1]  # the last two are drafts, or a token that is not known yet
+    for position in range(10):
+        for stop in range(position + 1, 11):
+            adapters = np.zeros(16, np.int32)
+            rows = stop - position
+            place = {"output_positions": (), "sample_offset": 0}
+            write_adapters(adapters, schedule(context, first_row=4, rows=rows, position=position, **place), slots)
+            assert adapters.tolist() == [0] * 4 + of_indices[position:stop] + [0] * (12 - rows)
 
 
 def test_samples_stand_in_the_order_that_they_were_asked_for() -> None:

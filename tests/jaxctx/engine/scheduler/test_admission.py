@@ -1,6 +1,9 @@
 """Who is admitted, what gives way for that, and what is told of it."""
 
+from jaxctx.engine.core.request import Request
+from jaxctx.engine.interface import Caller
 from jaxctx.engine.scheduler.scheduler_output import ContextSuspended, RequestFailed
+from tests.jaxctx.engine.scheduler.conftest import Reply
 
 
 def running(harness):
@@ -67,6 +70,22 @@ def test_a_request_waits_for_the_owner_of_its_prefix(harness) -> None:
     harness.schedule()
     assert reader in running(harness)
     assert reader.resident_tokens == 20
+
+
+def test_only_a_request_of_equal_switches_waits_for_the_owner_of_its_prefix(harness) -> None:
+    def switched(place: int, revision: str) -> Request:
+        context = harness.context(list(range(place)))
+        harness.cache.switch_adapter(context, "", revision)
+        harness.cache.append(context, list(range(place, 20)))
+        return Request(context, Caller(), Reply())
+
+    owner = switched(2, "content")
+    equal, elsewhere, other = switched(2, "content"), switched(3, "content"), switched(2, "x")
+    for request in (owner, equal, elsewhere, other):
+        harness.scheduler.submit(request)
+    harness.step()
+    assert running(harness) == [owner, elsewhere, other]
+    assert [each.prefix_owner for each in (equal, elsewhere, other)] == [owner, None, None]
 
 
 def test_where_all_pages_are_pinned_waiting_would_not_help(make_scheduler) -> None:

@@ -8,8 +8,12 @@ from jaxctx.cache.context_cache import ContextCache, Identity
 from jaxctx.engine.snapshots.info import publication_info, snapshot_info
 from jaxctx.lifetime import FOREVER, Lifetime
 from jaxctx.store import SnapshotVersion
-from jaxctx.types import Expiry, Publication, Snapshot
+from jaxctx.types import AdapterSpan, Expiry, Publication, Snapshot
 
+SPANS = (
+    AdapterSpan(start=0, adapter="", adapter_revision=""),
+    AdapterSpan(start=7, adapter="it", adapter_revision="content"),
+)
 VERSION = SnapshotVersion(
     tenant="tenant",
     name="name",
@@ -24,6 +28,7 @@ VERSION = SnapshotVersion(
     salt="pepper",
     adapter="it",
     adapter_revision="content",
+    adapter_spans=SPANS,
     manual_commit=True,
     context_id="context",
     labels={"k": "v"},
@@ -48,6 +53,7 @@ def test_every_field_of_a_snapshot() -> None:
         salt="pepper",
         adapter="it",
         adapter_revision="content",
+        adapter_spans=SPANS,
         manual_commit=True,
         created_at=datetime.fromtimestamp(1000, UTC),
         expiry=Expiry(at=datetime.fromtimestamp(1060, UTC), seconds=60.0, sliding=True),

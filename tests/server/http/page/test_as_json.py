@@ -32,6 +32,14 @@ def test_a_context_without_a_parent_that_ends() -> None:
     assert context_json(context)["expires_at"] == 5000
 
 
+def test_a_context_that_switched_its_adapter() -> None:
+    context = Context(adapter="sql", adapter_spans=[{"adapter": "fr"}, {"start": 5, "adapter": "sql"}])
+    found = context_json(context)
+    assert found["adapter"] == "sql"
+    assert found["adapter_spans"] == [{"start": 0, "adapter": "fr"}, {"start": 5, "adapter": "sql"}]
+    assert context_json(Context())["adapter_spans"] == []
+
+
 def test_pages_and_their_tiers() -> None:
     pages = ContextPages(page_ids=[4, 5, 6, 9], refcounts=[2, 2, 1, 1], tiers=[DEVICE, HOST, DISK, LINEAGE])
     assert pages_json("a", pages) == {

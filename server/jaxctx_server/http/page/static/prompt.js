@@ -158,6 +158,7 @@ function placeholder(id, body) {
     context_id: id, parent_id: body.fork_of ?? (body.branches > 1 ? body.context_id : null), model_id: "", state: "busy",
     seq_len: 0, buffered_tokens: 0, pages: 0, committed_pages: 0, working_tokens: 0, page_size: 1, priority: 0,
     pinned: false, created_at: now, used_at: now, expires_at: null, labels: {}, forked_at: 0, snapshot: "", engine_id: "",
+    adapter: "", adapter_spans: [],
   }
 }
 

@@ -119,6 +119,11 @@ export class Tree {
     ]
     const origin = context.snapshot ? `opened from ${context.snapshot}` : ""
     if (origin) parts.push(element("span", { class: "tag", title: origin }, context.snapshot))
+    const switches = context.adapter_spans.map((span) => `${span.adapter || "no adapter"} from token ${span.start}`)
+    if (context.adapter || switches.length) {
+      const title = switches.join(", ") || `adapter ${context.adapter}`
+      parts.push(element("span", { class: "tag", title }, context.adapter || "no adapter"))
+    }
     if (context.pinned) parts.push(element("span", { class: "tag" }, "pinned"))
     if (context.state === "suspended") parts.push(element("span", { class: "tag" }, "suspended"))
     parts.push(element("span", { class: "tokens" }, count(context.seq_len + context.buffered_tokens)))
