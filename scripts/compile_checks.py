@@ -6,8 +6,8 @@
 Nothing is allocated or run. What each function of compiled_functions.py takes is compared with compile_baseline.json:
 
     every function     bytes of temporaries and code, sums over chips and their bytes
-    steps, writes      whether pages are updated where they lie, and weights of 8 bits stay so; the first also of copies
-                       and loads of pages
+    steps, writes      whether pages are updated where they lie, and weights of 8 or 4 bits stay so; the first also of
+                       copies and loads of pages
     published steps,   copies of whole weights and whole pools
     those of adapters
     of a GPU           launches of a step, sorts; instructions, copies, barriers and spills of some kernels' loops
@@ -44,7 +44,7 @@ from compiler_output.bundles import compile_and_count, dump_bundles, pool_copies
 from compiler_output.sass import MachineCode, MissingTools, Tools, dumped_kernels, find_tools, read_kernel
 from compiler_output.thunks import compile_with_thunks, longest_sort
 from compiler_output.weight_copies import large_weights, weight_copies
-from compiler_output.wide_weights import eight_bit_weights, wide_arrays
+from compiler_output.wide_weights import eight_bit_weights, int4_weights, wide_arrays, widened_words
 
 from jaxctx.engine.plan.collectives import find_collectives
 from jaxctx.engine.plan.memory_planner import compile_described, compiling_for
@@ -67,7 +67,7 @@ Steps of all layers are those of a few, more often; what a v6e would show a v5e 
 """
 WITH_BUNDLES = (
     *("short step, 16 rows", "short step, 16 rows, KV of int8 in *"),
-    *("write *", "kernel *pages of 16,*", "kernel *pages of 64,*"),
+    *("write *", "product *", "kernel *pages of 16,*", "kernel *pages of 64,*"),
 )
 """Of TPUs, the patterns of names of what bundles are counted of. What is compiled beside it takes as long again."""
 WITH_MACHINE_CODE = (  # kernels for H200 whose machine code is read
@@ -92,7 +92,7 @@ MOST = {
     "sorted": 4096,  # numbers of a row: as many as one thread block of a GPU sorts; any vocabulary has more
     "pool_copies": 0,
     "weight_copies": 0,
-    "wide_weights": 0,  # of 8 bits, in memory
+    "wide_weights": 0,  # of 8 or 4 bits, in memory
 }
 """What nothing may have more of, whatever the baseline says, but copies of those of MAY_COPY."""
 SMALL_BYTES = 1 << 16  # of growth that does not matter, and of outputs beside the pages
@@ -169,6 +169,7 @@ def measure_compiled(name: str, lowered: jax.stages.Lowered, readers: Readers) -
     found: Any = compiled.memory_analysis()
     collectives = [each for each in find_collectives(text) if each.always]
     sums = [each for each in collectives if each.kind == "all-reduce"]
+    wide = wide_arrays(text, eight_bit_weights(lowered)) + widened_words(text, int4_weights(lowered))
     return {
         "arguments": found.argument_size_in_bytes,
         "not_in_place": found.output_size_in_bytes - found.alias_size_in_bytes,
@@ -178,7 +179,7 @@ def measure_compiled(name: str, lowered: jax.stages.Lowered, readers: Readers) -
         "all_reduce_bytes": sum(each.size_bytes for each in sums),
         "all_reduces_of_bf16": sum(each.dtype == "bf16" for each in sums),
         "other_collectives": len(collectives) - len(sums),
-        "wide_weights": len(wide_arrays(text, eight_bit_weights(lowered))),
+        "wide_weights": len(wide),
         **counts,
     }
 

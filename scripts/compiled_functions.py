@@ -1,8 +1,8 @@
 """What `compile_checks.py` compiles: names, and how each is lowered for chips that need not be there.
 
 Nothing is allocated: all arguments are shapes. A name begins with "step", "short step" (of two layers of qwen3-0.6b, or
-of the model that is named), "published step" (of a layer of each kind that a published model has), "write", "page
-copy", "page save", "page load" (of two layers) or "kernel".
+of the model that is named), "published step" (of a layer of each kind that a published model has), "write", "product",
+"page copy", "page save", "page load" (of two layers) or "kernel".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxctx.engine.default_sizes import default_page_size
 from jaxctx.engine.plan.mesh_plan import described_on
 from jaxctx.engine.runner.compiled_model import MAX_PAGES_PER_CALL, CompiledModel, StateFunction
 from jaxctx.model.config import SHAPES, AdapterSlots, ModelConfig
-from jaxctx.model.functional import abstract
+from jaxctx.model.functional import Int4Form, abstract
 from jaxctx.model.registry import from_hf
 from jaxctx.model.sharding import make_mesh
 from jaxctx.model.weights import read_config
@@ -36,10 +36,14 @@ from jaxctx_kernels import (
     unpack_metadata,
     write_rows,
 )
+from jaxctx_kernels.int4_weights import ProductKernel, multiply, select_product
 
 Changes = Mapping[str, Any]
 WHOLE_STEPS = (("qwen3-0.6b", 16), ("llama-3.1-8b", 512))  # models and rows: decoding, and the largest
 SHORT: Changes = {"layers": 2}  # of a model of which a step is counted: all layers are alike
+INT4 = (128, True)  # inputs of a group, and whether there are zeros: AWQ
+PRODUCTS = ((16, 128, True), (16, 32, False), (512, 128, True))  # of 4 bits, by themselves: rows, and as above
+PRODUCT = (4096, 14336)  # inputs and outputs: the feed-forward block of llama-3.1-8b
 EIGHT_BIT_WEIGHTS = ((16, "int8"), (512, "float8_e4m3fn"))  # rows and types of short steps
 WITH_EXPERTS = (("mixtral-8x7b", None), ("qwen3-30b-a3b", None), ("qwen3-30b-a3b", "int8"))
 """Models, and types of their weights, of short steps: a few large experts, and many small ones."""
@@ -121,6 +125,12 @@ def functions() -> Iterator[tuple[str, Lower]]:
     yield name, short(16, kv_dtype="int8", sizes=LARGE_PAGES)
     for rows, dtype in EIGHT_BIT_WEIGHTS:
         yield f"short step, {rows} rows, weights of {dtype}", short(rows, weights_dtype=dtype)
+    group, has_zeros = INT4
+    name = f"short step llama-3.1-8b, 16 rows, weights of int4 in groups of {group}"
+    yield name, step("llama-3.1-8b", 16, int4=(group, has_zeros), changes=SHORT)
+    for rows, group, has_zeros in PRODUCTS:
+        name = f"product of int4, {rows} rows, groups of {group}" + (", zeros" if has_zeros else "")
+        yield name, product(rows, group, has_zeros)
     for model_name, weights in WITH_EXPERTS:
         name = f"short step {model_name}, 16 rows" + (f", weights of {weights}" if weights else "")
         yield name, step(model_name, 16, weights_dtype=weights, changes=SHORT)
@@ -178,6 +188,33 @@ def kernel(
     return lower
 
 
+def product(rows: int, group: int, has_zeros: bool) -> Lower:
+    """A product with a weight of 4 bits by itself."""
+
+    def lower(chips: Chips) -> jax.stages.Lowered:
+        kernel = int4_kernel(chips)
+        inside, out = PRODUCT
+
+        def run(x: jax.Array, words: jax.Array, scales: jax.Array) -> jax.Array:
+            product: jax.Array = multiply(x, words, scales, kernel)
+            return product
+
+        x = jax.ShapeDtypeStruct((rows, inside), jnp.bfloat16)
+        words = jax.ShapeDtypeStruct((inside // 8, out), jnp.int32)
+        scales = jax.ShapeDtypeStruct((1 + has_zeros, inside // group, out), jnp.float32)
+        return jax.jit(run).lower(*on(chips.one, x, words, scales))
+
+    return lower
+
+
+def int4_kernel(chips: Chips) -> ProductKernel:
+    """What multiplies weights of 4 bits. Raises LookupError if nothing does."""
+    choice = select_product(chips.one)
+    if choice.kernel is None:
+        raise LookupError(choice.why_no_kernel)
+    return choice.kernel
+
+
 def write(dtype: str, page_size: int, rows: int) -> Lower:
     """Writing the keys and values of a layer by itself."""
 
@@ -215,14 +252,26 @@ def step(
     split: bool = False,
     kv_dtype: str = "bfloat16",
     weights_dtype: str | None = None,
+    int4: tuple[int, bool] | None = None,
     sizes: EngineConfig = SIZES,
     changes: Changes | None = None,
 ) -> Lower:
-    """The whole step of an engine, on one chip or split over four. `changes`: of the model's configuration."""
+    """The whole step of an engine, on one chip or split over four. `changes`: of the model's configuration.
+
+    `int4`: of weights of 4 bits, inputs of a group and whether there are zeros.
+    """
 
     def lower(chips: Chips) -> jax.stages.Lowered:
+        form = None if int4 is None else Int4Form(int4_kernel(chips), *int4)
         program = engine(
-            model_name, chips, sizes, kv_dtype, weights_dtype=weights_dtype, changes=changes or {}, split=split
+            model_name,
+            chips,
+            sizes,
+            kv_dtype,
+            weights_dtype=weights_dtype,
+            int4=form,
+            changes=changes or {},
+            split=split,
         )
         return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
 
@@ -271,12 +320,14 @@ def engine(
     kv_dtype: str,
     *,
     weights_dtype: str | None = None,
+    int4: Int4Form | None = None,
     changes: Changes,
     split: bool,
 ) -> CompiledModel:
     """All functions of an engine with a kernel, on one chip or split over four."""
     config = replace(read_config(SHAPES / model_name), **changes)
-    model, params = abstract(config, "bfloat16", kv_dtype=kv_dtype, weights_dtype=weights_dtype)
+    weights_dtype = weights_dtype if int4 is None else "int4"
+    model, params = abstract(config, "bfloat16", kv_dtype=kv_dtype, weights_dtype=weights_dtype, int4=int4)
     mesh = make_mesh(config, tensor=len(chips.four), devices=chips.four) if split else None
     if mesh is not None:
         params = described_on(mesh, model, params)

@@ -6,7 +6,8 @@ Attention is injected: the decoder projects, normalises and rotates, and hands q
 Numbers. Weights are stored `[out, in]`, as in the checkpoints, and contracted on their last axis; products of bfloat16
 accumulate in float32 and stay float32, in the residual stream too, until the next product needs them narrow. Norms and
 RoPE are float32. With float32 weights every product runs at the highest precision. The layers' matrices may have 8 bits
-with a scale for each output channel; the embedding, the head, norms and biases never have.
+with a scale for each output channel, or 4 with one for each group of inputs; the embedding, the head, norms and biases
+never have.
 
 Attributes are named after the tensors of the checkpoint format, so that a parameter's path is its name in a file, where
 the family has no other names (`Family.parts_of`).
@@ -77,7 +78,7 @@ class Decoder(nnx.Module):
 
         split_layers = [nnx.split(layer) for layer in self.layers]
         before = [
-            partial(layer_before_attention, graph, None if rope is None else ropes.index(rope), state)
+            partial(layer_before_attention, graph, None if rope is None else ropes.index(rope), kv.mesh, state)
             for rope, (graph, state) in zip(of_layer, split_layers, strict=True)
         ]
         after = [partial(layer_after_attention, graph, kv.mesh, kv.kernel, state) for graph, state in split_layers]
@@ -119,10 +120,11 @@ def select_and_call(index: int | jax.Array, functions: Sequence[Callable[..., An
 
 
 # A layer travels as graph and state of `nnx.split`: layers of equal graphs share one trace, which XLA inlines.
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def layer_before_attention(
     graph: Any,
     rope: int | None,
+    mesh: Mesh | None,
     state: Any,
     x: jax.Array,
     rotations: tuple[RopeCosSin, ...],
@@ -130,7 +132,7 @@ def layer_before_attention(
 ) -> tuple[jax.Array, ...]:
     """See `DecoderLayer.before_attention`; the layer's rotation is that of index `rope`; None: it has none."""
     layer: DecoderLayer = nnx.merge(graph, state)
-    return layer.before_attention(x, None if rope is None else rotations[rope], columns)
+    return layer.before_attention(x, None if rope is None else rotations[rope], mesh, columns)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -1,7 +1,8 @@
 """Products of rows with weights, as each kind of device computes them best.
 
 Weights are stored `[out, in]`, as in the checkpoints, and contracted on their last axis. What is multiplied is narrow,
-products are float32. Weights of 8 bits are widened inside the product: no wide copy of one is ever in memory.
+products are float32. Weights of 8 bits are widened inside the product, and those of 4 bits on accelerators by a kernel
+(`jaxctx_kernels.int4_weights`): no wide copy of one is ever in memory.
 """
 
 import math
@@ -13,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Float32, Int8, Shaped
+from jaxtyping import Array, Bool, Float, Float32, Int8, Int32, Shaped
 
 from jaxctx.model.sharding import EVERY_DEVICE
+from jaxctx_kernels.int4_weights import ProductKernel, multiply
 from jaxctx_kernels.kv_cache import CPU_HAS_LONG_VECTORS, LARGEST_INT8
 
 TAKES_BITS = jax.__version_info__ < (0, 11)  # instead of bfloat16, where a part of an array is taken
@@ -44,7 +46,21 @@ class QuantizedWeight:
     matmul_dtype: str = field(metadata={"static": True})
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=("words", "scales"), meta_fields=("kernel",))
+@dataclass(frozen=True, slots=True)
+class Int4Weight:
+    """A weight of 4 bits, with a scale for each group of inputs, and zeros if `scales` has two parts.
+
+    See `jaxctx_kernels.int4_weights`, of which `kernel` multiplies it. What it is multiplied with becomes bfloat16.
+    """
+
+    words: Int32[Array, "words out"]  # of eight inputs each
+    scales: Float32[Array, "parts groups out"]
+    kernel: ProductKernel = field(metadata={"static": True})
+
+
 Weight: TypeAlias = "jax.Array | QuantizedWeight"  # `[out, in]`, or of several experts `[experts, out, in]`
+Matrix: TypeAlias = "Weight | Int4Weight"  # `[out, in]`
 
 
 class LowRank(NamedTuple):
@@ -59,9 +75,7 @@ class LowRank(NamedTuple):
         return project(jnp.where(self.columns, project(x, self.a), 0.0), self.b)
 
 
-def project(
-    x: Float[Array, "rows in"], weight: "Float[Array, 'out in'] | QuantizedWeight"
-) -> Float32[Array, "rows out"]:
+def project(x: Float[Array, "rows in"], weight: Matrix) -> Float32[Array, "rows out"]:
     """Contract both last axes. `x` is narrowed to the weight's type, the product is not.
 
     A product that returns bfloat16, or a weight widened in the step, is several times slower on CPU. There the right
@@ -70,6 +84,8 @@ def project(
     """
     if isinstance(weight, QuantizedWeight):
         return project_quantized(x, weight)
+    if isinstance(weight, Int4Weight):
+        return multiply(x, weight.words, weight.scales, weight.kernel)
     rows, x = x.shape[0], x.astype(weight.dtype)
     if rows > FEW_ROWS:
         return contract(x, weight)
@@ -83,9 +99,26 @@ def project(
     return product
 
 
+def project_each_part(
+    x: Float[Array, "rows in"], weight: Matrix, mesh: Mesh | None, out: "str | tuple[str, ...] | None"
+) -> Float32[Array, "rows out"]:
+    """`project` where the weight's outputs are split over the axes `out` of `mesh`; so is the product.
+
+    XLA splits all products but those of kernels.
+    """
+    if not isinstance(weight, Int4Weight) or mesh is None or mesh.size == 1:
+        return project(x, weight)
+    places: Any = {"words": PartitionSpec(None, out), "scales": PartitionSpec(None, None, out)}
+    in_specs = (PartitionSpec(), replace(weight, **places))
+    # As of attention: kernels say nothing of what varies over devices.
+    split = jax.shard_map(project, mesh=mesh, in_specs=in_specs, out_specs=PartitionSpec(None, out), check_vma=False)
+    product: jax.Array = split(x, weight)
+    return product
+
+
 def project_and_sum(
     x: Float[Array, "rows in"],
-    weight: "Float[Array, 'out in'] | QuantizedWeight",
+    weight: Matrix,
     mesh: Mesh | None,
     adapters: LowRank | None = None,
 ) -> Float32[Array, "rows out"]:
@@ -105,11 +138,12 @@ def project_and_sum(
     if isinstance(weight, QuantizedWeight):
         places: Any = {"values": split, "scale": whole}  # in place of arrays
         place = replace(weight, **places)
+    if isinstance(weight, Int4Weight):
+        places = {"words": PartitionSpec(EVERY_DEVICE), "scales": PartitionSpec(None, EVERY_DEVICE)}
+        place = replace(weight, **places)
     sent = type_between_devices(weight)
 
-    def part(
-        x: jax.Array, weight: "jax.Array | QuantizedWeight", adapters: "tuple[jax.Array, ...] | None"
-    ) -> jax.Array:
+    def part(x: jax.Array, weight: Matrix, adapters: "tuple[jax.Array, ...] | None") -> jax.Array:
         product = project(x, weight)
         if adapters is not None:
             product += LowRank(*adapters).project(x)
@@ -118,14 +152,17 @@ def project_and_sum(
 
     places_of_adapters = None if adapters is None else (split, whole, whole)
     in_specs = (split, place, places_of_adapters)
-    summed: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=in_specs, out_specs=whole)(
+    checked = not isinstance(weight, Int4Weight)  # kernels say nothing of what varies over devices
+    summed: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=in_specs, out_specs=whole, check_vma=checked)(
         x, weight, None if adapters is None else tuple(adapters)
     )
     return summed
 
 
-def type_between_devices(weight: Weight) -> "jnp.dtype[Any]":
+def type_between_devices(weight: Matrix) -> "jnp.dtype[Any]":
     """In which devices send each other products with a weight: that in which it is multiplied; for int8 bfloat16."""
+    if isinstance(weight, Int4Weight):
+        return jnp.dtype("bfloat16")
     if not isinstance(weight, QuantizedWeight):
         return weight.dtype
     return jnp.dtype("bfloat16" if weight.matmul_dtype == "int8" else weight.matmul_dtype)

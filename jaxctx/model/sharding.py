@@ -36,7 +36,7 @@ KV, GROUP = "kv", "group"
 EVERY_DEVICE = (KV, GROUP)
 KV_POOL_AXES = ("kv_heads", "pages", "page", "head_dim")  # of one layer's keys, or values
 SPLIT: dict[str, str | tuple[str, ...]] = {"kv_heads": KV, **dict.fromkeys(("vocab", "heads", "ffn"), EVERY_DEVICE)}
-WHOLE = ("embed", "head_dim", "pages", "page", "experts", "adapters")  # every device holds all of these
+WHOLE = ("embed", "head_dim", "pages", "page", "experts", "adapters", "parts")  # every device holds all of these
 RULES = SPLIT | dict.fromkeys(WHOLE)
 
 
@@ -155,7 +155,8 @@ def put_parameter(data: np.ndarray | jax.Array, axes: Sequence[str], config: Mod
         order = query_head_order(config.kv_heads, config.heads // config.kv_heads, mesh)
         if (np.diff(order) != 1).any():  # else nothing need be copied
             axis = axes.index("heads")
-            by_head = data.reshape(*data.shape[:axis], config.heads, config.head_dim, *data.shape[axis + 1 :])
+            # Of a weight of 4 bits that is split by its inputs, a head has fewer words than inputs.
+            by_head = data.reshape(*data.shape[:axis], config.heads, -1, *data.shape[axis + 1 :])
             data = by_head.take(order, axis).reshape(data.shape)
     return put(data, parameter_sharding(mesh, axes, data.shape))
 

@@ -17,7 +17,7 @@ class EngineInfo:
     page_size: int  # tokens per page of the KV cache
     pages_total: int  # pages in the pool
     dtype: str  # numerical type of activations, and of weights but those that have `weights_dtype`
-    weights_dtype: str  # numerical type of the layers' matrices: `dtype`, "int8" or "float8_e4m3fn"
+    weights_dtype: str  # numerical type of the layers' matrices: `dtype`, "int8", "float8_e4m3fn" or "int4"
     kv_dtype: str  # numerical type of keys and values
     max_batch: int  # requests that one step can serve
     platform: str  # "cpu", "gpu" or "tpu"

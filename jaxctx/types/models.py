@@ -16,7 +16,7 @@ class Model:
     max_context_tokens: int  # the longest sequence, prompt and output together, in tokens
     page_size: int  # tokens per KV page
     dtype: str  # numerical type of activations, and of weights but those that have `weights_dtype`
-    weights_dtype: str  # numerical type of the layers' matrices: `dtype`, "int8" or "float8_e4m3fn"
+    weights_dtype: str  # numerical type of the layers' matrices: `dtype`, "int8", "float8_e4m3fn" or "int4"
     kv_dtype: str  # numerical type of keys and values
     default_max_tokens: int  # `max_tokens` of a GenerateRequest that sets none
     tool_call_format: str = ""  # how it writes calls of tools, for example "hermes"; empty: not known

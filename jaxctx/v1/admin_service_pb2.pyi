@@ -78,7 +78,7 @@ class EngineInfo(google.protobuf.message.Message):
     default_max_tokens: builtins.int
     """Tokens for an unset `max_tokens`."""
     weights_dtype: builtins.str
-    """Numerical type of the layers' matrices: `dtype`, "int8" or "float8_e4m3fn"."""
+    """Numerical type of the layers' matrices: `dtype`, "int8", "float8_e4m3fn" or "int4"."""
     adapter_slots: builtins.int
     """LoRA adapters that may be loaded at once."""
     adapter_rank: builtins.int

@@ -76,7 +76,7 @@ class Model(google.protobuf.message.Message):
     reasoning_format: builtins.str
     """How it writes its thoughts: "think", or "think_opened" if the chat template opens them. Empty: not at all."""
     weights_dtype: builtins.str
-    """Numerical type of the layers' matrices: `dtype`, "int8" or "float8_e4m3fn"."""
+    """Numerical type of the layers' matrices: `dtype`, "int8", "float8_e4m3fn" or "int4"."""
     parent_model_id: builtins.str
     """Of an adapter: the model that it changes. Empty: it is a model itself."""
     adapter_revision: builtins.str

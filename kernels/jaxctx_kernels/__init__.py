@@ -20,6 +20,10 @@ moves whole pages (`copy_pages`, `read_pages`, `write_pages`).
                     Pallas, for TPUs: writing a step's keys and values in place
     pallas_tpu_pages
                     Pallas, for TPUs: moving whole pages, without a copy of a page array
+    int4_weights    weights of 4 bits: their layout, and their products by one of the next two
+    pallas_tpu_int4
+                    Pallas, for TPUs
+    mosaic_int4     Pallas Mosaic GPU, for NVIDIA GPUs since Ampere
 
                  dispatch
            ┌────────┼──────────────┬──────────┐

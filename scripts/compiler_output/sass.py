@@ -25,6 +25,7 @@ from pathlib import Path
 
 ARCHITECTURE = "sm_90a"
 PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
+PRODUCTS = ("HGMMA", "HMMA")  # of tensor cores, for a warpgroup and for a warp
 LABEL = re.compile(r"^\.?(\.L_x_\d+):")
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?)(U?P\w+)\s+)?([A-Z0-9_]+)((?:\.\w+)*)\s*(.*?)\s*;")
 BRANCH_TARGET = re.compile(r"`\((\.L_x_\d+)\)")
@@ -75,7 +76,7 @@ class Loop:
     @property
     def products(self) -> int:
         """Instructions for tensor cores."""
-        return self.counts.get("HGMMA", 0)
+        return sum(self.counts.get(name, 0) for name in PRODUCTS)
 
     @property
     def copies(self) -> int:
@@ -195,7 +196,7 @@ def hot_loops(instructions: Sequence[Instruction]) -> tuple[Loop, ...]:
     busy = {
         header: body
         for header, body in bodies.items()
-        if any(instruction.name in ("HGMMA", "UTMALDG", "UBLKCP") for n in body for instruction in blocks[n])
+        if any(instruction.name in (*PRODUCTS, "UTMALDG", "UBLKCP") for n in body for instruction in blocks[n])
     }
     innermost = [
         header for header, body in busy.items() if not any(other != header and other in body for other in busy)

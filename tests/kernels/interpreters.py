@@ -1,7 +1,7 @@
 """JAX's interpreters for the kernels of accelerators, with race detection: what all tests of these kernels run in.
 
-    tpu_interpreter    `pallas_tpu`, `pallas_tpu_write`, `pallas_tpu_pages`: memory starts as NaN
-    gpu_interpreter    `mosaic_hopper`, `mosaic_mma`: JAX 0.12 or newer
+    tpu_interpreter    `pallas_tpu`, `pallas_tpu_write`, `pallas_tpu_pages`, `pallas_tpu_int4`: memory starts as NaN
+    gpu_interpreter    `mosaic_hopper`, `mosaic_mma`, `mosaic_int4`: JAX 0.12 or newer
 
 Each leaves out what its interpreter does not know, and puts something equal in its place.
 """
@@ -101,10 +101,11 @@ def gpu_interpreter(*, in_registers: bool = False) -> Iterator[None]:
     from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import reset_gpu_interpret_mode_state
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    from jaxctx_kernels import hopper_registers, mosaic_hopper
+    from jaxctx_kernels import hopper_registers, mosaic_hopper, mosaic_int4
 
     _register_mma()
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(mosaic_int4, "IN_REGISTERS", False))
         stack.enter_context(mock.patch.object(mosaic_hopper, "IN_REGISTERS", in_registers))
         if in_registers:
             product = _product_in_registers(mosaic_hopper.product)

@@ -6,7 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from compiled_functions import EIGHT_BIT_WEIGHTS, PUBLISHED_STEPS, SHORT, functions, one_layer_of_each_kind
+from compiled_functions import (
+    EIGHT_BIT_WEIGHTS,
+    INT4,
+    PRODUCTS,
+    PUBLISHED_STEPS,
+    SHORT,
+    SIZES,
+    WHOLE_STEPS,
+    functions,
+    one_layer_of_each_kind,
+)
 from compiler_output.sass import Loop, MachineCode
 from published_models import PUBLISHED
 
@@ -150,14 +160,18 @@ def test_some_targets_are_checked_in_part() -> None:
 
 
 def test_what_takes_long_is_left_for_later() -> None:
-    for part in (*parts("v5e"), *parts("h200")):
-        assert selected(part, "*", everything=False) == part.names()
+    for target in ("v5e", "h200"):
+        left_out = {name for part in parts(target) for name in part.names()}
+        left_out -= {name for part in parts(target) for name in selected(part, "*", everything=False)}
+        whole = {name for name in left_out if name.startswith("step ")}
+        assert whole == {f"step {model_name}, {rows} rows" for model_name, rows in WHOLE_STEPS}
+        assert [*left_out - whole] == ["short step, 512 rows, weights of float8_e4m3fn"] * (target == "v5e")
     others, counted = parts("v6e")
     assert not selected(others, "*", everything=False)
     assert selected(others, "*", everything=True) == others.names()
     assert selected(others, "published step Gemma 2B,*", everything=True) == ["published step Gemma 2B, 16 rows"]
     now = selected(counted, "*", everything=False)
-    assert {name.split()[0] for name in now} == {"write", "kernel"}
+    assert {name.split()[0] for name in now} == {"write", "product", "kernel"}
     assert {*counted.names()} - {*now} == {name for name in counted.names() if "step" in name}
 
 
@@ -270,3 +284,23 @@ def test_weights_of_8_bits_take_half_the_memory_and_not_one_layer_is_widened(tar
         assert narrow["wide_weights"] == 0
         assert wide["arguments"] - narrow["arguments"] >= 0.98 * SHORT["layers"] * layer  # scales are the rest
         assert narrow["temporaries"] < wide["temporaries"] + 2 * layer
+
+
+@pytest.mark.parametrize("target", [target for target in PACKAGES if target not in SOME])
+def test_weights_of_4_bits_take_less_than_those_of_8_and_none_is_widened_or_copied(target: str) -> None:
+    found = kept()[target]["functions"]
+    group, has_zeros = INT4
+    step = found[f"short step llama-3.1-8b, 16 rows, weights of int4 in groups of {group}"]
+    config = read_config(SHAPES / "llama-3.1-8b")
+    layer = config.width * ((2 * config.heads + 2 * config.kv_heads) * config.head_dim + 3 * config.ffn)
+    in_4_bits = layer / 2 + (1 + has_zeros) * 4 * layer / group
+    whole = 2 * 2 * config.vocab_size * config.width  # embedding and head
+    pool = 2 * 2 * SHORT["layers"] * SIZES.pages * SIZES.page_size * config.kv_heads * config.head_dim
+    others = step["arguments"] - whole - pool - SHORT["layers"] * in_4_bits
+    assert 0 <= others < SHORT["layers"] * layer / 4  # of sampling; weights of 8 bits would be as much again
+    assert step["wide_weights"] == 0
+    assert step["temporaries"] < layer / 4
+    for rows, size, zeros in PRODUCTS:
+        assert (
+            found[f"product of int4, {rows} rows, groups of {size}" + (", zeros" if zeros else "")]["wide_weights"] == 0
+        )

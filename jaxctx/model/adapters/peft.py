@@ -191,7 +191,7 @@ def _targets(model: DecoderModel) -> dict[str, list[_Target]]:
         if spec.name.removesuffix("weight") not in with_slots or len(parts[spec.name]) != 1:
             continue
         part: TensorPart = parts[spec.name][0]
-        out, inside = spec.shape
+        out, inside = spec.stored_shape
         module = part.tensor.removesuffix(".weight")
         targets.setdefault(module, []).append(_Target(spec.name, (out, inside), part.rows))
     return targets

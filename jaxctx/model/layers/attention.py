@@ -36,13 +36,17 @@ class Attention(nnx.Module):
         self.query_scale = 1.0 if wanted is None else wanted * math.sqrt(config.head_dim)
 
     def __call__(
-        self, x: Float32[Array, "rows embed"], rotation: RopeCosSin | None, columns: AdapterColumns | None = None
+        self,
+        x: Float32[Array, "rows embed"],
+        rotation: RopeCosSin | None,
+        columns: AdapterColumns | None = None,
+        mesh: Mesh | None = None,
     ) -> tuple[jax.Array, ...]:
         """Query, key and value, float32 `[rows, heads or kv_heads, head_dim]`.
 
-        `rotation`: None in a layer without. `columns`: of the rows' adapters.
+        `rotation`: None in a layer without. `columns`: of the rows' adapters. `mesh`: parameters are split over it.
         """
-        q, k, v = self.q_proj(x, columns), self.k_proj(x, columns), self.v_proj(x, columns)
+        q, k, v = (linear(x, columns, mesh) for linear in (self.q_proj, self.k_proj, self.v_proj))
         if self.norm_over == "all_heads":
             q, k = self._normalize(q, k)
         q, k, v = (y.reshape(x.shape[0], -1, self.head_dim) for y in (q, k, v))

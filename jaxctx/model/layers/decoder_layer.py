@@ -31,13 +31,18 @@ class DecoderLayer(nnx.Module):
         self.residual_scale = config.residual_scale
 
     def before_attention(
-        self, x: Float32[Array, "rows embed"], rotation: RopeCosSin | None, columns: AdapterColumns | None = None
+        self,
+        x: Float32[Array, "rows embed"],
+        rotation: RopeCosSin | None,
+        mesh: Mesh | None = None,
+        columns: AdapterColumns | None = None,
     ) -> tuple[jax.Array, ...]:
         """Query, key and value of the rows.
 
-        `rotation`: None in a layer that rotates nothing. `columns`: of the rows' adapters.
+        `rotation`: None in a layer that rotates nothing. `mesh`: parameters are split over it. `columns`: of the rows'
+        adapters.
         """
-        return self.self_attn(self._attention_input(x), rotation, columns)
+        return self.self_attn(self._attention_input(x), rotation, columns, mesh)
 
     def after_attention(
         self,

@@ -36,5 +36,5 @@ class FeedForward(nnx.Module):
         self, x: Float32[Array, "rows embed"], mesh: Mesh | None, columns: AdapterColumns | None = None
     ) -> Float32[Array, "rows embed"]:
         """What feed-forward adds to the residual stream. `columns`: of the rows' adapters."""
-        gated = ACTIVATIONS[self.activation](self.gate_proj(x, columns)) * self.up_proj(x, columns)
+        gated = ACTIVATIONS[self.activation](self.gate_proj(x, columns, mesh)) * self.up_proj(x, columns, mesh)
         return self.down_proj.sum_over(mesh, gated, columns)

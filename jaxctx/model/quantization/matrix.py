@@ -240,59 +240,82 @@ def read_scales(matrix: StoredMatrix, read: ReadTensor) -> npt.NDArray[np.float3
     return scales
 
 
+def read_scales_and_zeros(
+    matrix: StoredMatrix, read: ReadTensor
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
+    """Those of a `GroupedMatrix`. Raises CheckpointError for what cannot be known from headers."""
+    scales = read_scales(matrix, read)
+    if matrix.scheme.layout in ("awq", "gptq"):
+        zeros = _zeros_of_awq_or_gptq(matrix, read)
+        return np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T)
+    blocks = (scales.shape[0] if scales.ndim else 1, scales.shape[1] if scales.ndim == 2 else 1)
+    return scales.reshape(blocks), _zeros_of_values(matrix, blocks, read)
+
+
+def first_value(scheme: WeightScheme) -> int:
+    """The value of a `GroupedMatrix` that stands for bits that are all 0, of integers in words."""
+    return -(1 << (scheme.bits - 1)) if scheme.layout == "packed" else 0
+
+
 def _of_values(matrix: StoredMatrix, read: ReadTensor) -> GroupedMatrix:
     """Of layouts `values` and `packed`."""
     scheme, inside = matrix.scheme, matrix.shape[1]
-    scales = read_scales(matrix, read)
-    blocks = (scales.shape[0] if scales.ndim else 1, scales.shape[1] if scales.ndim == 2 else 1)
+    scales, zeros = read_scales_and_zeros(matrix, read)
     is_float8 = scheme.dtype == "float8_e4m3fn"
     values = read(matrix.main)
-    middle = 0
     if scheme.layout == "packed":
-        middle = 1 << (scheme.bits - 1)  # stored values begin at 0
-        values = (unpack_rows(values, scheme.bits, inside) - np.uint8(middle)).view(np.int8)
-    zeros: npt.NDArray[np.float32] | None = None
-    if matrix.zeros is not None:
-        stored = read(matrix.zeros)
-        if stored.dtype == np.int32:
-            whole = unpack_columns(stored, scheme.bits, blocks[0])
-            zeros = whole.astype(np.float32) - middle
-        else:
-            zeros = stored.astype(np.float32).reshape(blocks)
-        if not scheme.has_zeros:
-            if zeros.any():
-                why = "not 0, but quantization_config says that weights are symmetric"
-                raise CheckpointError(f"{matrix.file}: {matrix.zeros}: {why}")
-            zeros = None
+        values = (unpack_rows(values, scheme.bits, inside) - np.uint8(-first_value(scheme))).view(np.int8)
     return GroupedMatrix(
         values.view(np.uint8) if is_float8 else values,
-        scales.reshape(blocks),
+        scales,
         zeros,
         scheme.block,
         is_float8,
-        _group_of(matrix, blocks[1], read),
+        _group_of(matrix, scales.shape[1], read),
     )
+
+
+def _zeros_of_values(matrix: StoredMatrix, blocks: tuple[int, int], read: ReadTensor) -> npt.NDArray[np.float32] | None:
+    """Of layouts `values` and `packed`; None: they have none."""
+    scheme = matrix.scheme
+    if matrix.zeros is None:
+        return None
+    stored = read(matrix.zeros)
+    if stored.dtype == np.int32:
+        zeros = unpack_columns(stored, scheme.bits, blocks[0]).astype(np.float32) + first_value(scheme)
+    else:
+        zeros = stored.astype(np.float32).reshape(blocks)
+    if scheme.has_zeros:
+        return zeros
+    if zeros.any():
+        why = "not 0, but quantization_config says that weights are symmetric"
+        raise CheckpointError(f"{matrix.file}: {matrix.zeros}: {why}")
+    return None
 
 
 def _awq_or_gptq(matrix: StoredMatrix, read: ReadTensor) -> GroupedMatrix:
     """Inputs come first there, so that all is turned."""
     scheme, (out, inside) = matrix.scheme, matrix.shape
-    scales = read_scales(matrix, read)
-    assert matrix.zeros is not None
+    scales, zeros = read_scales_and_zeros(matrix, read)
     words = read(matrix.main)
     is_awq = scheme.layout == "awq"
-    order = AWQ_ORDER if is_awq else IN_ORDER
-    values = unpack_rows(words, 4, out, order) if is_awq else unpack_columns(words, scheme.bits, inside)
-    zeros = unpack_rows(read(matrix.zeros), scheme.bits, out, order)
+    values = unpack_rows(words, 4, out, AWQ_ORDER) if is_awq else unpack_columns(words, scheme.bits, inside)
+    group_of = _group_of(matrix, scales.shape[1], read)
+    return GroupedMatrix(turned(values), scales, zeros, scheme.block, group_of=group_of)
+
+
+def _zeros_of_awq_or_gptq(matrix: StoredMatrix, read: ReadTensor) -> npt.NDArray[np.float32]:
+    """With the inputs first, as stored."""
+    scheme = matrix.scheme
+    assert matrix.zeros is not None
+    order = AWQ_ORDER if scheme.layout == "awq" else IN_ORDER
+    zeros = unpack_rows(read(matrix.zeros), scheme.bits, matrix.shape[0], order)
     largest = (1 << scheme.bits) - 1
     if scheme.zeros_minus_one and (zeros == largest).any():
         # 0 or 16, by who reads it: programs add 1 to each, to all that are in a word, or take the rest of a division.
         why = f"holds {largest}, which is not 1 less than a number of {scheme.bits} bits"
         raise CheckpointError(f"{matrix.file}: {matrix.zeros}: {why}")
-    whole = zeros.astype(np.float32) + np.float32(scheme.zeros_minus_one)
-    group_of = _group_of(matrix, scales.shape[0], read)
-    scales, whole = (np.ascontiguousarray(each.T) for each in (scales, whole))
-    return GroupedMatrix(turned(values), scales, whole, scheme.block, group_of=group_of)
+    return zeros.astype(np.float32) + np.float32(scheme.zeros_minus_one)
 
 
 def _group_of(matrix: StoredMatrix, groups: int, read: ReadTensor) -> npt.NDArray[np.int32] | None:

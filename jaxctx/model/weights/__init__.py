@@ -9,7 +9,15 @@ CheckpointError that names the file and the tensor. Called by the server's start
 """
 
 from jaxctx.model.config_reader import CheckpointError
-from jaxctx.model.weights.load import LoadedModel, MatrixTypes, load_model, read_config, run_dtype, stored_matrix_types
+from jaxctx.model.weights.load import (
+    LoadedModel,
+    MatrixTypes,
+    load_model,
+    read_config,
+    run_dtype,
+    stored_matrix_types,
+    stores_int4,
+)
 from jaxctx.model.weights.write import convert, write_orbax
 
 __all__ = [
@@ -21,5 +29,6 @@ __all__ = [
     "read_config",
     "run_dtype",
     "stored_matrix_types",
+    "stores_int4",
     "write_orbax",
 ]

@@ -17,7 +17,16 @@ from jaxctx.host_memory import physical_memory
 from jaxctx.model.config import DTYPES, AdapterSlots, ModelConfig
 from jaxctx.model.config_reader import CheckpointError, Reader, read_json
 from jaxctx.model.families.family import TensorPart
-from jaxctx.model.functional import EIGHT_BITS, DecoderModel, FlatParams, ParamSpec, abstract, scale_beside
+from jaxctx.model.functional import (
+    EIGHT_BITS,
+    INT4,
+    DecoderModel,
+    FlatParams,
+    Int4Form,
+    ParamSpec,
+    abstract,
+    scale_beside,
+)
 from jaxctx.model.quantization.config import read_quantization
 from jaxctx.model.registry import FAMILIES, from_hf
 from jaxctx.model.sharding import check_divisible, parameter_sharding, put, put_parameter
@@ -30,10 +39,14 @@ from jaxctx.model.weights.formats import (
     HostArray,
     OrbaxSource,
 )
+from jaxctx.model.weights.int4 import Int4Device
 from jaxctx.model.weights.parts import ExpectedTensor, PartsByName, expected_tensors, parameter_parts
 from jaxctx.model.weights.quantize import quantize
-from jaxctx.model.weights.quantized_source import QuantizedSource, WeightSource, open_weights
+from jaxctx.model.weights.quantized_source import QuantizedSource, WeightSource, int4_rules, open_weights
+from jaxctx_kernels.int4_weights import pack
 
+FEW_BITS = frozenset((*EIGHT_BITS, INT4))
+WORD_BYTES = 4  # of eight weights of 4 bits
 FINITE_AT_ONCE = 1 << 17  # elements that are looked at together: they stay in the processor's cache
 
 _INFINITY: Mapping[int, tuple[Any, int]] = {  # bytes of a number → unsigned type, and bits that infinity and NaN have
@@ -70,6 +83,7 @@ def load_model(
     matmul_dtype: str | None = None,
     context_tokens: int | None = None,
     adapters: AdapterSlots | None = None,
+    int4: Int4Device | None = None,
     mesh: Mesh | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -80,13 +94,14 @@ def load_model(
     unless they are stored so; a floating type, which is then `dtype` too; None: as stored if that has 8 bits, else
     `dtype`. `matmul_dtype`: what matrices of 8 bits are multiplied as, see `QuantizedWeight`; None: `dtype`.
     `context_tokens`: of the longest context, see `ModelConfig.for_contexts_of`. `adapters`: places to make for
-    adapters, which are empty.
+    adapters, which are empty. `int4`: what the devices do with weights of 4 bits, which then stay so where they can;
+    None: all become wide.
     The host holds one tensor at a time (of Orbax, a few hundred megabytes).
     Raises CheckpointError, before anything is moved if the headers already tell, and for a parameter with a value that
     is no number: one NaN makes NaN of every logit.
     """
     source, model = open_checked(
-        Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype, context_tokens, adapters=adapters
+        Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype, context_tokens, adapters=adapters, int4=int4
     )
     _check_memory(source, model)
     if mesh is not None:
@@ -105,7 +120,9 @@ def load_model(
         model=model,
         params=tuple(arrays[spec.name] for spec in model.specs),
         revision=_revision(model, digests),
-        parameters=sum(math.prod(spec.shape) for spec in model.specs if not (spec.is_scale or spec.is_of_adapters)),
+        parameters=sum(
+            math.prod(spec.stored_shape) for spec in model.specs if not (spec.is_scale or spec.is_of_adapters)
+        ),
         widened=_widened(source, model),
     )
 
@@ -128,42 +145,56 @@ def read_config(path: str | Path) -> ModelConfig:
 class MatrixTypes:
     """How a checkpoint holds its layers' matrices."""
 
-    dtype: str | None  # of 8 bits; None: another one
+    dtype: str | None  # of 8 or 4 bits; None: another one
     wide: frozenset[str] = frozenset()  # names of those that have more bits all the same
+    int4: Int4Form | None = None  # of those of 4 bits
 
 
-def stored_matrix_types(directory: Path) -> MatrixTypes:
+def stored_matrix_types(directory: Path, int4: Int4Device | None = None) -> MatrixTypes:
     """How the matrices of a checkpoint are held, of which there may be no more than `config.json`.
 
-    Raises CheckpointError for one that cannot be read.
+    `int4`: what the devices do with weights of 4 bits; None: nothing. Raises CheckpointError for one that cannot be
+    read.
     """
     config = read_config(directory)
     quantization = read_quantization(Reader(read_json(directory / CONFIG), CONFIG))
     has_safetensors = (directory / INDEX).exists() or (directory / SINGLE).exists()
     if not (directory / PARAMS).is_dir() and (quantization is None or not has_safetensors):
+        if quantization is not None and int4 is not None:
+            rules = int4_rules(quantization, config, int4)
+            if rules.form is not None:
+                unfit = (spec.name for specs in rules.parameters.values() for spec in specs if rules.why_not(spec))
+                return MatrixTypes(INT4, frozenset(unfit), rules.form)
         return MatrixTypes(None if quantization is None else quantization.kept_dtype)
-    return _matrix_types(open_weights(directory, config), config)
+    return _matrix_types(open_weights(directory, config, int4), config)
+
+
+def stores_int4(directory: Path) -> bool:
+    """Whether matrices of the checkpoint may have 4 bits. Raises CheckpointError for one that cannot be read."""
+    quantization = read_quantization(Reader(read_json(directory / CONFIG), CONFIG))
+    return quantization is not None and any(scheme.bits == 4 for scheme in quantization.schemes)
 
 
 def _matrix_types(source: WeightSource, config: ModelConfig) -> MatrixTypes:
     """See `stored_matrix_types`. A matrix of more bits has no scales."""
-    stored = _stored_eight_bits(source)
+    stored = _stored_few_bits(source)
     if stored is None:
         return MatrixTypes(None)
-    narrow, _ = abstract(config, "float32", weights_dtype=stored.dtype)
+    form = source.int4 if isinstance(source, QuantizedSource) else None
+    narrow, _ = abstract(config, "float32", weights_dtype=stored.dtype, int4=form)
     parts = _parts(source, narrow)
     wide = {
         spec.name
         for spec in narrow.specs
-        if spec.dtype in EIGHT_BITS and not any(_is_narrow(source, part.tensor) for part in parts[spec.name])
+        if spec.dtype in FEW_BITS and not any(_is_narrow(source, part.tensor) for part in parts[spec.name])
     }
-    return MatrixTypes(stored.dtype, frozenset(wide))
+    return MatrixTypes(stored.dtype, frozenset(wide), form)
 
 
 def _is_narrow(source: WeightSource, tensor: str) -> bool:
-    """Whether a matrix has 8 bits, or claims to."""
+    """Whether a matrix has 8 or 4 bits, or claims to."""
     stored = source.tensors.get(tensor)
-    return stored is None or stored.dtype in EIGHT_BITS or scale_beside(tensor) in source.tensors
+    return stored is None or stored.dtype in FEW_BITS or scale_beside(tensor) in source.tensors
 
 
 def open_checked(
@@ -174,13 +205,17 @@ def open_checked(
     matmul_dtype: str | None = None,
     context_tokens: int | None = None,
     adapters: AdapterSlots | None = None,
+    int4: Int4Device | None = None,
 ) -> tuple[WeightSource, DecoderModel]:
     """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
     config = dataclasses.replace(read_config(directory).for_contexts_of(context_tokens), adapters=adapters)
-    source = open_weights(directory, config)
+    int4 = int4 if weights_dtype is None else None
+    source = open_weights(directory, config, int4)
     _check_types(source)
     computes = run_dtype(dtype, weights_dtype) or _stored_float(source)
-    stored_bits = _stored_eight_bits(source)
+    if int4 is not None and int4.computing_in(computes) != int4:  # as what the embedding is stored is known only now
+        source = open_weights(directory, config, int4.computing_in(computes))
+    stored_bits = _stored_few_bits(source)
     if weights_dtype is not None and stored_bits is not None and weights_dtype != stored_bits.dtype:
         stored = f"the weights in {stored_bits.file} are stored as {stored_bits.dtype}"
         raise CheckpointError(f"weights_dtype: {stored} and cannot be loaded as {weights_dtype}")
@@ -192,10 +227,11 @@ def open_checked(
         weights_dtype=weights_dtype or types.dtype,
         matmul_dtype=matmul_dtype,
         wide=types.wide,
+        int4=types.int4,
     )
     expected = expected_tensors(model, stored_parts(source, model))
     for name, wanted in expected.items():
-        _check_stored(source, name, wanted, quantized=stored_bits is not None and wanted.spec.dtype in EIGHT_BITS)
+        _check_stored(source, name, wanted, quantized=stored_bits is not None and wanted.spec.dtype in FEW_BITS)
     family = FAMILIES[config.architecture]
     head = {part.tensor for part in family.parts_of(config, "lm_head.weight")}
     again = head if config.tied else set()  # some exporters write it again, and RoPE's frequencies
@@ -209,7 +245,7 @@ def open_checked(
 def stored_parts(source: WeightSource, model: DecoderModel) -> PartsByName:
     """Where the parameters are that the checkpoint stores. Scales are not stored where a weight becomes 8 bits here."""
     parts = _parts(source, model)
-    made = _stored_eight_bits(source) is None
+    made = _stored_few_bits(source) is None
     stored = [spec for spec in model.specs if not (spec.is_of_adapters or (spec.is_scale and made))]
     return {spec.name: parts[spec.name] for spec in stored}
 
@@ -219,7 +255,7 @@ def _parts(source: WeightSource, model: DecoderModel) -> PartsByName:
 
 
 def _check_stored(source: WeightSource, name: str, expected: ExpectedTensor, *, quantized: bool) -> None:
-    """Raises CheckpointError unless the tensor is there in the right shape, and in its 8 bits if it is `quantized`."""
+    """Raises CheckpointError unless the tensor is there in the right shape, in its few bits if it is `quantized`."""
     stored = source.tensors.get(name)
     if stored is None:
         raise CheckpointError(f"{source.file}: {name}: missing, shape {list(expected.shape)} expected")
@@ -230,19 +266,19 @@ def _check_stored(source: WeightSource, name: str, expected: ExpectedTensor, *, 
         raise CheckpointError(
             f"{stored.file}: {name}: type {stored.dtype}, but other weights are {expected.spec.dtype}"
         )
-    if not quantized and stored.dtype in EIGHT_BITS:
+    if not quantized and stored.dtype in FEW_BITS:
         raise CheckpointError(f"{stored.file}: {name}: type {stored.dtype}, which only layers' matrices may have")
 
 
-def _stored_eight_bits(source: WeightSource) -> StoredTensor | None:
-    """The first tensor of 8 bits in the checkpoint, which says what the others have to be."""
-    return next((tensor for tensor in source.tensors.values() if tensor.dtype in EIGHT_BITS), None)
+def _stored_few_bits(source: WeightSource) -> StoredTensor | None:
+    """The first tensor of 8 or 4 bits that the checkpoint shows, which says what the others have to be."""
+    return next((tensor for tensor in source.tensors.values() if tensor.dtype in FEW_BITS), None)
 
 
 def _check_types(source: WeightSource) -> None:
     """Raises CheckpointError for a stored type that is not read."""
     for name, tensor in source.tensors.items():
-        if tensor.dtype not in NUMPY_DTYPES:
+        if tensor.dtype not in NUMPY_DTYPES and tensor.packed_bits is None:
             supported = f"{', '.join(DTYPES)}, or in an Orbax checkpoint {' or '.join(EIGHT_BITS)}"
             raise CheckpointError(f"{tensor.file}: {name}: type {tensor.dtype} is not one of {supported}")
 
@@ -286,6 +322,11 @@ def read_cast(
     report(done, total)
     for name, data in source.read(parts):
         spec, tensor = by_name[name], source.tensors[parts[name][0].tensor]
+        if spec.dtype == INT4:
+            yield spec, pack(data)
+            done += size_bytes[name]
+            report(done, total)
+            continue
         made = spec.dtype in EIGHT_BITS and tensor.dtype not in EIGHT_BITS
         with np.errstate(over="ignore"):  # what overflows is found next
             cast = data.astype(np.float32 if made else NUMPY_DTYPES[spec.dtype], copy=False)
@@ -296,14 +337,14 @@ def read_cast(
             yield spec, values
             yield by_name[spec.scale_name], scale
         else:
-            yield spec, cast
+            yield spec, cast if spec.shape == spec.stored_shape else np.ascontiguousarray(cast.T)
         done += size_bytes[name]
         report(done, total)
 
 
 def _size_bytes(source: WeightSource, spec: ParamSpec, parts: tuple[TensorPart, ...]) -> int:
     """What is read for a parameter."""
-    return math.prod(spec.shape) * source.tensors[parts[0].tensor].stored_bits // 8
+    return math.prod(spec.stored_shape) * source.tensors[parts[0].tensor].stored_bits // 8
 
 
 def check_finite(data: HostArray, file: str, name: str) -> None:
@@ -329,7 +370,8 @@ def _check_memory(source: WeightSource, model: DecoderModel) -> None:
     """
     if jax.default_backend() != "cpu":
         return
-    needed = sum(math.prod(spec.shape) * NUMPY_DTYPES[spec.dtype].itemsize for spec in model.specs)
+    sizes = {name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()} | {INT4: WORD_BYTES}
+    needed = sum(math.prod(spec.shape) * sizes[spec.dtype] for spec in model.specs)
     available = physical_memory()
     if needed > available:
         size = f"{needed / 2**30:,.1f} GiB as {model.weights_dtype}"
@@ -345,9 +387,10 @@ def _widened(source: WeightSource, model: DecoderModel) -> str:
         return ""
     stored = " and ".join(scheme.describe() for scheme in schemes)
     # A checkpoint's own 8 bits leave the others wide.
-    held = model.weights_dtype if _stored_eight_bits(source) is None else model.dtype
+    held = model.weights_dtype if _stored_few_bits(source) is None else model.dtype
     times = NUMPY_DTYPES[held].itemsize * 8 / min(scheme.bits for scheme in schemes)
-    return f"{len(found)} matrices of {stored} were made {held}, which takes {times:g} times their memory"
+    why = f": {'; '.join(source.why_wide)}" if isinstance(source, QuantizedSource) and source.why_wide else ""
+    return f"{len(found)} matrices of {stored} were made {held}, which takes {times:g} times their memory{why}"
 
 
 def _revision(model: DecoderModel, digests: dict[str, str]) -> str:

@@ -42,7 +42,7 @@ def expected_tensors(model: DecoderModel, parts: PartsByName) -> dict[str, Expec
     for spec in model.specs:
         if spec.name not in parts:
             continue
-        shape = spec.shape if len(parts[spec.name]) == 1 else spec.shape[1:]
+        shape = spec.stored_shape if len(parts[spec.name]) == 1 else spec.stored_shape[1:]
         for part in parts[spec.name]:
             known = expected.get(part.tensor)
             rows = shape[0] if part.rows is None else part.rows[1]

@@ -21,7 +21,7 @@ from jaxctx.model.weights import load_model
 from jaxctx.model.weights.formats import open_source
 from jaxctx_server.config import CheckConfig, ServeConfig
 from jaxctx_server.engine_builder.fitting_sizes import largest_program
-from jaxctx_server.engine_builder.served_model import describe_model, model_shape, types_of
+from jaxctx_server.engine_builder.served_model import describe_model, int4_device, model_shape, types_of
 from jaxctx_server.engine_builder.user_errors import user_errors
 
 WEIGHTS = "weights"
@@ -36,9 +36,11 @@ def check(config: CheckConfig, on_case: OnCase) -> KernelReport:
     with user_errors(config.model):
         if config.compile_cache is not None:
             use_compilation_cache(config.compile_cache)
-        model, params = describe_model(config, model_shape(config))
+        shape = model_shape(config)
+        mesh = make_mesh(shape, tensor=config.tensor) if config.tensor > 1 else None
+        int4 = int4_device(config, mesh or jax.devices()[0], is_there=True)
+        model, params = describe_model(config, shape, int4)
         check_matmul_dtype(model, config.matmul_dtype, jax.default_backend())
-        mesh = make_mesh(model.config, tensor=config.tensor) if config.tensor > 1 else None
         if mesh is not None:
             places = [parameter_sharding(mesh, spec.axes, spec.shape) for spec in model.specs]
             params = tuple(param.update(sharding=place) for param, place in zip(params, places, strict=True))
@@ -66,7 +68,8 @@ def _with_whole_steps(
     types = types_of(config)._asdict()
     try:
         open_source(path)
-        loaded = load_model(path, **types, mesh=mesh, progress=lambda done, total: on_case(report, WEIGHTS))
+        int4 = int4_device(config, mesh or jax.devices()[0], is_there=True)
+        loaded = load_model(path, **types, int4=int4, mesh=mesh, progress=lambda done, total: on_case(report, WEIGHTS))
         tolerance = step_tolerance(loaded.model.kv)
         cases = check_whole_steps(loaded.model, loaded.params, program, lambda case: on_case(report, case))
     except CheckpointError as error:

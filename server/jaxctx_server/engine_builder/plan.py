@@ -14,7 +14,7 @@ from jaxctx_server.config import PlanConfig
 from jaxctx_server.engine_builder.draft_model import draft_errors, draft_settings, memory_beside_draft
 from jaxctx_server.engine_builder.fitting_sizes import first_with_enough_kv, measured_plan
 from jaxctx_server.engine_builder.larger_machines import larger_machine, refusing_what_does_not_fit
-from jaxctx_server.engine_builder.served_model import describe_model, model_shape
+from jaxctx_server.engine_builder.served_model import describe_model, int4_device, model_shape
 from jaxctx_server.engine_builder.user_errors import user_errors
 from jaxctx_server.engine_plan import EnginePlan
 from jaxctx_server.engine_settings import choices_of_sizes, config_to_measure, model_memory
@@ -33,8 +33,8 @@ def _plan_one_chip(config: PlanConfig, progress: Progress) -> EnginePlan:
             raise InvalidArgument.field(
                 "tensor", "a plan is for one chip, unless --target names several, as 8xh100 does"
             )
-        model, params = describe_model(config, model_shape(config))
         place, platform = devices[0], devices[0].platform
+        model, params = describe_model(config, model_shape(config), int4_device(config, place))
         check_matmul_dtype(model, config.matmul_dtype, platform)
         known = model_memory(config, model, params, place, platform, memory)
         kernel = wanted_kernel(config.attention)
@@ -42,7 +42,7 @@ def _plan_one_chip(config: PlanConfig, progress: Progress) -> EnginePlan:
             if config.draft_model is not None:
                 drafting = draft_settings(config, config.draft_model)
                 with draft_errors(config.draft_model):
-                    draft, draft_params = describe_model(drafting, model_shape(drafting))
+                    draft, draft_params = describe_model(drafting, model_shape(drafting), int4_device(drafting, place))
                 known = memory_beside_draft(
                     config, model, draft, draft_params, known, place, platform, kernel, progress
                 )
@@ -60,13 +60,14 @@ def _plan_mesh(config: PlanConfig, progress: Progress) -> EnginePlan:
             raise InvalidArgument.field("tensor", f"{machine.name} has {len(devices)} devices: leave it out")
         shape, platform = model_shape(config), devices[0].platform
         mesh = make_mesh(shape, tensor=len(devices), devices=devices)
-        model, params = describe_model(config, shape)
+        int4 = int4_device(config, mesh)
+        model, params = describe_model(config, shape, int4)
         check_matmul_dtype(model, config.matmul_dtype, platform)
         known = model_memory(config, model, params, mesh, platform, machine.target.memory)
 
         def measure(sizes: Sizes) -> EnginePlan:
             measured = plan_mesh(
-                lambda layers: describe_model(config, replace(shape, layers=layers)),
+                lambda layers: describe_model(config, replace(shape, layers=layers), int4),
                 shape.layers,
                 config_to_measure(config, model, sizes, known, platform),
                 mesh,

@@ -9,13 +9,15 @@ import jax
 from jax.sharding import Mesh
 
 from jaxctx.engine.factory import ServedModel
+from jaxctx.engine.runner.int4_choice import choose_int4
 from jaxctx.engine.runner.matmul_choice import choose_matmul_dtype
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.config import SHAPES, AdapterSlots, ModelConfig
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.text import load_text
-from jaxctx.model.weights import MatrixTypes, load_model, read_config, run_dtype, stored_matrix_types
+from jaxctx.model.weights import MatrixTypes, load_model, read_config, run_dtype, stored_matrix_types, stores_int4
+from jaxctx.model.weights.int4 import Int4Device
 from jaxctx.model.weights.load import open_checked
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.progress import Progress
@@ -36,6 +38,7 @@ def load_served_model(config: ServeConfig, mesh: Mesh | None, progress: Progress
         **types,
         matmul_dtype=matmul_dtype,
         adapters=adapter_slots(config),
+        int4=int4_device(config, mesh or jax.devices()[0], is_there=True),
         context_tokens=config.max_context_tokens,
         mesh=mesh,
         progress=progress.weights,
@@ -70,14 +73,33 @@ def _matmul_dtype(config: ServeConfig, path: Path) -> str | None:
     return choice.dtype
 
 
-def describe_model(config: ServeConfig, shape: ModelConfig) -> tuple[DecoderModel, FlatParams]:
-    """A model without weights, in the types of the settings."""
+def describe_model(
+    config: ServeConfig, shape: ModelConfig, int4: Int4Device | None = None
+) -> tuple[DecoderModel, FlatParams]:
+    """A model without weights, in the types of the settings. `int4`: see `int4_device`."""
     types, path = types_of(config), Path(config.model or BUNDLED)
     dtype = run_dtype(types.dtype, types.weights_dtype) or ("float32" if shape.dtype == "float32" else "bfloat16")
-    stored = stored_matrix_types(path) if path.exists() else MatrixTypes(None)
+    int4 = None if int4 is None or types.weights_dtype else int4.computing_in(dtype)
+    stored = stored_matrix_types(path, int4) if path.exists() else MatrixTypes(None)
     weights_dtype = types.weights_dtype or stored.dtype
     shape = replace(shape, adapters=adapter_slots(config))
-    return abstract(shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype, wide=stored.wide)
+    return abstract(
+        shape, dtype, kv_dtype=types.kv_dtype, weights_dtype=weights_dtype, wide=stored.wide, int4=stored.int4
+    )
+
+
+def int4_device(config: ServeConfig, place: Mesh | jax.Device, *, is_there: bool = False) -> Int4Device | None:
+    """What the devices do with the checkpoint's weights of 4 bits; None: it has none. See `choose_int4`.
+
+    Of devices that are only planned for, the log says it if nothing multiplies them; what is loaded says so itself.
+    """
+    path = BUNDLED if config.model is None else Path(config.model)
+    if not path.is_dir() or not stores_int4(path):
+        return None
+    int4 = choose_int4(place, is_there=is_there)
+    if int4.kernel is None and not is_there:
+        log.warning("weights of 4 bits become wide when they are loaded: %s", int4.why_no_kernel)
+    return int4
 
 
 def model_shape(config: ServeConfig) -> ModelConfig:

@@ -1,9 +1,11 @@
-"""Weights of 8 bits that compilers widen as a whole, found in their HLO."""
+"""Weights of 8 or 4 bits that compilers widen as a whole, found in their HLO."""
 
 import jax
 import jax.numpy as jnp
 import pytest
-from compiler_output.wide_weights import eight_bit_weights, wide_arrays
+from compiler_output.wide_weights import eight_bit_weights, int4_weights, wide_arrays, widened_words
+
+from jaxctx_kernels.int4_weights import multiply
 
 # What compilers made of `x.astype(bfloat16) @ weight.astype(bfloat16).T * scale` with a weight of int8 `[4096, 4096]`,
 # without what says where in the source each line comes from.
@@ -89,3 +91,42 @@ def test_a_copy_that_is_planted_is_found_in_what_xla_makes_of_it() -> None:
     lowered = jax.jit(widened).lower(jax.ShapeDtypeStruct((16, 128), jnp.bfloat16), weight)
     hlo = lowered.compile().as_text()
     assert wide_arrays(hlo, eight_bit_weights(lowered)) != []
+
+
+WORDS = """HloModule jit_product
+
+ENTRY %main.1 (w.1: s32[512,4096], x.1: bf16[16,4096]) -> f32[16,4096] {
+  %w.1 = s32[512,4096]{1,0:T(8,128)} parameter(0)
+  %x.1 = bf16[16,4096]{1,0:T(8,128)(2,1)} parameter(1)
+  %copy-start.1 = (s32[512,4096]{1,0:T(8,128)S(1)}, s32[512,4096]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%w.1)
+  %copy-done.1 = s32[512,4096]{1,0:T(8,128)S(1)} copy-done(%copy-start.1)
+  ROOT %multiply_int4.1 = f32[16,4096]{1,0:T(8,128)} custom-call(%x.1, %copy-done.1), custom_call_target="tpu"
+}
+"""
+
+
+def test_words_that_a_kernel_reads_are_not_wide() -> None:
+    assert widened_words(WORDS, {512 * 4096}) == []
+
+
+@pytest.mark.parametrize("made", ["bf16[4096,4096]{1,0}", "s32[64,4,16,4096]{3,2,1,0}", "s32[512,4096]{0,1}"])
+def test_words_that_are_unpacked_or_copied_are_found(made: str) -> None:
+    planted = WORDS.replace("ROOT", f"%made.7 = {made} convert(%w.1)\n  ROOT")
+    (found,) = widened_words(planted, {512 * 4096})
+    assert found.startswith("made.7 = ")
+    assert widened_words(planted, {512 * 1024}) == []  # no weight is as large
+
+
+def test_weights_of_4_bits_are_known_by_the_scales_beside_them() -> None:
+    shapes = [((64, 256), "int32"), ((2, 4, 256), "float32"), ((33, 96), "int32"), ((3, 4, 96), "float32")]
+    arguments = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in shapes]
+    lowered = jax.jit(lambda *arrays: arrays[1] * 2).lower(*arguments)
+    assert int4_weights(lowered) == {64 * 256}
+
+
+def test_plain_products_with_words_unpack_them() -> None:
+    """What XLA makes of the kernels' plain equivalent, on the CPU of this machine."""
+    shapes = [((4, 256), "bfloat16"), ((32, 128), "int32"), ((1, 2, 128), "float32")]
+    arguments = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in shapes]
+    lowered = jax.jit(lambda *arrays: multiply(*arrays, "reference")).lower(*arguments)
+    assert widened_words(lowered.compile().as_text() or "", int4_weights(lowered)) != []

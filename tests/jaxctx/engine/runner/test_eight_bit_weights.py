@@ -1,4 +1,4 @@
-"""Weights of 8 bits in the engine: whatever happens to a context between, it goes on as one that nothing happened to.
+"""Weights of 8 and 4 bits in the engine: whatever happens to a context, it goes on as one that nothing happened to.
 
 Each combination with KV: pages of one are found again to the bit, and never by an engine of another.
 """
@@ -11,10 +11,14 @@ from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.weights import load_model
+from jaxctx.model.weights.int4 import Int4Device
 from jaxctx.types import CreateContextRequest, GenerateRequest, OpenRequest, SamplingParams, SaveRequest
 from scripts.checkpoints import write_random
 from tests.engines import on_demand
 from tests.jaxctx.engine.runner.test_eight_bit_kv import CONFIG, PROMPT, TINY
+from tests.jaxctx.model.quantization.encode import write_quantized
+from tests.jaxctx.model.weights.test_int4 import AWQ
+from tests.jaxctx.model.weights.test_int4 import MODEL as FOR_INT4
 
 ME = Caller()
 QUICK = ("int8", "int8")
@@ -22,7 +26,7 @@ COMBINATIONS = [
     pytest.param(weights, kv, marks=() if (weights, kv) == QUICK else pytest.mark.slow)
     for weights in ("int8", "float8_e4m3fn")
     for kv in ("bfloat16", "int8", "float8_e4m3fn")
-]
+] + [pytest.param("int4", "bfloat16", marks=pytest.mark.slow)]
 
 
 async def filled(engine: LocalEngine, tokens: list[int], salt: str = "") -> str:
@@ -41,10 +45,16 @@ async def continued(engine: LocalEngine, context_id: str) -> list[int]:
 async def test_hit_equals_miss_fork_equals_fresh_restart_equals_running(
     make_engine, devices, echo_served, tmp_path, weights_dtype: str, kv_dtype: str
 ) -> None:
-    write_random(tmp_path / "model", TINY, seed=3)
+    if weights_dtype == "int4":
+        write_quantized(tmp_path / "model", replace(FOR_INT4, vocab_size=TINY.vocab_size), AWQ)
+    else:
+        write_random(tmp_path / "model", TINY, seed=3)
 
     def opened_engine(weights_dtype: str | None) -> LocalEngine:
-        loaded = load_model(tmp_path / "model", weights_dtype=weights_dtype, kv_dtype=kv_dtype)
+        if weights_dtype == "int4":  # as of an accelerator, but for what multiplies
+            loaded = load_model(tmp_path / "model", dtype="bfloat16", kv_dtype=kv_dtype, int4=Int4Device("reference"))
+        else:
+            loaded = load_model(tmp_path / "model", weights_dtype=weights_dtype, kv_dtype=kv_dtype)
         served = replace(echo_served, model=loaded.model, params=loaded.params, revision=loaded.revision)
         devices.setdefault((served.revision, CONFIG.page_size, ""), on_demand(served, CONFIG))
         engine: LocalEngine = make_engine(CONFIG, served, store=(tmp_path / "store").as_uri())
