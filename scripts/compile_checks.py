@@ -83,8 +83,6 @@ STEPS = ("step", "short step", "published step")  # beginnings of names
 
 WITH_COPIES = ("published step *", "short step * adapters *")
 """Of all targets, the patterns of names of steps whose copies of weights and pools are counted."""
-MAY_COPY = ("published step SmolLM2 135M,*", "published step Phi-3 mini 4k,*")
-"""Steps that copy on a TPU, as much as the baseline says: their heads, and SmolLM2's width, do not fill 128 lanes."""
 
 # What is compared. Not in all functions everything is counted.
 MOST = {
@@ -94,7 +92,7 @@ MOST = {
     "weight_copies": 0,
     "wide_weights": 0,  # of 8 or 4 bits, in memory
 }
-"""What nothing may have more of, whatever the baseline says, but copies of those of MAY_COPY."""
+"""What nothing may have more of, whatever the baseline says."""
 SMALL_BYTES = 1 << 16  # of growth that does not matter, and of outputs beside the pages
 SLACK = 1.02  # growth that is none
 BYTES = ("temporaries", "code")
@@ -102,8 +100,7 @@ COUNTS = (
     *("bundles", "bundles_run", "spill_stores"),
     *("registers", "shared_bytes", "loop_instructions", "masked_loop_instructions", "loop_barriers"),
 )
-COPIES = ("pool_copies", "weight_copies")
-EXACT = ("sorts", "spills", "loop_copies", "all_reduces", "all_reduce_bytes", "other_collectives", *COPIES)
+EXACT = ("sorts", "spills", "loop_copies", "all_reduces", "all_reduce_bytes", "other_collectives")
 """Where one more is one too many."""
 
 
@@ -201,8 +198,7 @@ def count_loops(code: MachineCode) -> dict[str, int]:
 
 def compare(name: str, found: dict[str, int], before: dict[str, int] | None) -> list[str]:
     """What is wrong with what was found."""
-    tolerated = COPIES if matches(name, MAY_COPY) else ()
-    too_many = {what: most for what, most in MOST.items() if found.get(what, 0) > most and what not in tolerated}
+    too_many = {what: most for what, most in MOST.items() if found.get(what, 0) > most}
     wrong = [f"{found[what]:,} {what}, and {most:,} at most" for what, most in too_many.items()]
     if updates_pages(name) and found["not_in_place"] > SMALL_BYTES:  # a page array is larger than that
         wrong.append(f"{found['not_in_place']:,} bytes of outputs are not written in place")

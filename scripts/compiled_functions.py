@@ -66,11 +66,6 @@ PUBLISHED_STEPS = (
 PUBLISHED_ROWS = 16
 PUBLISHED_TOKENS = 32768  # of the pool of such a step
 ADAPTERS = AdapterSlots(8, 16)
-PLAIN_ATTENTION = {
-    "gpu": (),
-    "tpu": ("SmolLM2 135M", "Phi-3 mini 4k"),
-}
-"""By platform, the published models that no kernel of it computes attention of."""
 HEAD_DIMS, PAGE_SIZES, GROUPS = (64, 128, 256), (16, 32, 64, 128), (1, 2, 4, 8)
 LAYOUTS = tuple(  # head_dim, page size, group: the first with each of the others
     dict.fromkeys(
@@ -283,8 +278,7 @@ def published_step(model_name: str, rows: int) -> Lower:
 
     def lower(chips: Chips) -> jax.stages.Lowered:
         config = one_layer_of_each_kind(from_hf(PUBLISHED[model_name]))
-        platform = chips.one.platform
-        page_size = default_page_size(platform)
+        page_size = default_page_size(chips.one.platform)
         sizes = replace(
             SIZES,
             page_size=page_size,
@@ -292,8 +286,7 @@ def published_step(model_name: str, rows: int) -> Lower:
             max_context_tokens=min(SIZES.max_context_tokens, config.max_positions),
         )
         program = CompiledModel(*abstract(config, "bfloat16"), sizes, chips.one)
-        if (program.kernel.name == "reference") != (model_name in PLAIN_ATTENTION[platform]):
-            raise LookupError(f"{program.kernel.name} is chosen for attention: {program.kernel.why_no_kernel}")
+        required(program.kernel)
         return program.lower(next(shape for shape in program.shapes if shape.rows == rows))
 
     return lower

@@ -28,13 +28,23 @@ def plant_kernel(kernel: Kernel) -> Iterator[None]:
     """Within, `kernel` is what a CPU has for attention without masks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_model, "select_kernel", lambda *_, **__: KernelChoice("tpu"))
-        patch.setattr(pallas_tpu, "attend", kernel)
+        patch.setattr(pallas_tpu, "attend", of_heads_apart(kernel))
         patch.setattr(pallas_tpu_write, "write_rows", write)
         patch.setattr(pallas_tpu_pages, "gather_pages", gather)
         patch.setattr(pallas_tpu_pages, "scatter_pages", scatter)
         dispatch.attend.clear_cache()  # of traces with another kernel
         yield
     dispatch.attend.clear_cache()
+
+
+def of_heads_apart(kernel: Kernel) -> Kernel:
+    """The kernel as `dispatch.attend` calls it; pages of a CPU have no heads side by side."""
+
+    def attend(*arguments: Any, side_by_side: int, **options: Any) -> jax.Array:
+        assert side_by_side == 1
+        return kernel(*arguments, **options)
+
+    return attend
 
 
 def write(k_pages: Any, v_pages: Any, k: jax.Array, v: jax.Array, slots: jax.Array) -> tuple[Any, Any]:

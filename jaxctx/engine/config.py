@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxctx.errors import InvalidArgument
 from jaxctx.host_memory import physical_memory
 from jaxctx.model.interface import KVSpec
+from jaxctx_kernels import head_rows
 
 CPU_SHARE = 0.25  # of physical memory, at most: the machine may have other work
 ACCELERATOR_SHARE = 0.95  # of what weights, code and temporaries leave free
@@ -152,12 +153,18 @@ def sizes_in_words(page_size: int, max_batch: int, max_batch_tokens: int, reason
     return f"page {page_size}, {max_batch:,} at once, {max_batch_tokens:,} rows a step ({reason})"
 
 
-def page_bytes(spec: KVSpec, page_size: int) -> int:
-    """Bytes of one page: keys and values of `page_size` tokens in all layers, and the scales of 8 bits."""
+def page_bytes(spec: KVSpec, page_size: int, platform: str = "cpu", parts: int = 1) -> int:
+    """Bytes of one page: keys and values of `page_size` tokens in all layers, and the scales of 8 bits.
+
+    That is as it leaves a "cpu", "gpu" or "tpu", with KV heads split over `parts` devices. What rows of a TPU have to
+    spare counts, see `head_rows`.
+    """
     size = jnp.dtype(spec.dtype).itemsize
-    return 2 * spec.layers * spec.kv_heads * (spec.head_dim * size + (4 if size == 1 else 0)) * page_size
+    stored = head_rows(spec.kv_heads // parts, spec.head_dim, platform)
+    scales = 4 * stored.side_by_side if size == 1 else 0
+    return 2 * spec.layers * parts * stored.rows * (stored.lanes * size + scales) * page_size
 
 
-def pages_in_host_memory(spec: KVSpec, page_size: int, share: float = CPU_SHARE) -> int:
-    """Pages that fit into a share of physical memory."""
-    return int(physical_memory() * share) // page_bytes(spec, page_size)
+def pages_in_host_memory(spec: KVSpec, page_size: int, share: float = CPU_SHARE, platform: str = "cpu") -> int:
+    """Pages of this platform that fit into a share of physical memory."""
+    return int(physical_memory() * share) // page_bytes(spec, page_size, platform)

@@ -61,6 +61,8 @@ class ModelMemory:
     weights_bytes: int  # on all devices
     devices: int = 1  # each remembers all running requests
     page_holders: int = 1  # devices that hold each part of a page
+    page_parts: int = 1  # over which its KV heads are split
+    platform: str = "cpu"  # "cpu", "gpu" or "tpu"
     vocab_size: int
     kv: KVSpec
     longest: int  # tokens of the longest context
@@ -80,7 +82,7 @@ class ModelMemory:
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of a page, on all devices."""
-        return self.page_holders * page_bytes(self.kv, page_size)
+        return self.page_holders * page_bytes(self.kv, page_size, self.platform, self.page_parts)
 
     def most_kv_tokens(self, sizes: Sizes) -> int:
         """An upper bound of the tokens of KV that fit beside these sizes; temporaries and code will take from it."""

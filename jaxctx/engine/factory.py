@@ -18,11 +18,12 @@ from jaxctx.engine.drafting.sequences import DraftSequences
 from jaxctx.engine.drafting.sizes import DRAFT_STEP_ROWS
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.runner.check.whole_step import StepsDiffer, require_equal_steps
+from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.model_runner import CompileProgress, ModelRunner
 from jaxctx.model.config import AdapterSlots
 from jaxctx.model.functional import DecoderModel
-from jaxctx.model.interface import KVSpec, Model, Params
+from jaxctx.model.interface import Model, Params
 from jaxctx.model.text import ModelText
 from jaxctx.store import SnapshotStore
 from jaxctx.types import EngineInfo
@@ -128,7 +129,7 @@ def build_engine(
     draft_in_words: str = "",
 ) -> LocalEngine:
     """An engine on a compiled runner, still to be started."""
-    identity = Identity(namespace="", model_revision=served.revision, kv_dtype=kv_layout_name(served.model.kv, runner))
+    identity = Identity(namespace="", model_revision=served.revision, kv_dtype=kv_layout_name(runner.program))
     core = EngineCore(config, runner, served.text, identity, served.model_id, deps, draft_model)
     adapters = None
     if isinstance(served.model, DecoderModel) and served.model.adapter_slots is not None:
@@ -154,7 +155,7 @@ def build_draft_model(
         model.model, model.params, draft.config, attention=draft.attention, lowering_cache=lowering_cache
     )
     runner.compile_steps(DRAFT_STEP_ROWS, compiled)
-    sequences = DraftSequences(draft.config, model.revision, kv_layout_name(model.model.kv, runner))
+    sequences = DraftSequences(draft.config, model.revision, kv_layout_name(runner.program))
     return DraftModel(runner, sequences, served.model.vocab_size)
 
 
@@ -168,10 +169,17 @@ def _new_object_id() -> str:
     return secrets.token_hex(16)
 
 
-def kv_layout_name(kv: KVSpec, runner: ModelRunner) -> str:
+def kv_layout_name(program: CompiledModel) -> str:
     """The type of keys and values as snapshots name it, so that pages of another layout are not taken for these."""
-    heads_side_by_side = kv.kv_heads // runner.page_shape[2]
-    return kv.dtype if heads_side_by_side == 1 else f"{kv.dtype}, {heads_side_by_side} heads side by side"
+    stored, heads, kv = program.head_rows, program.kv.kv_heads // program.kv_parts, program.kv
+    words = [kv.dtype]
+    if stored.side_by_side > 1:
+        words.append(f"{stored.side_by_side} heads side by side")
+    if stored.side_by_side * kv.head_dim < stored.lanes:
+        words.append(f"rows of {stored.lanes} lanes")
+    if heads % stored.side_by_side:
+        words.append(f"{heads} heads in {stored.rows} rows")
+    return ", ".join(words)
 
 
 def use_compilation_cache(directory: Path) -> None:

@@ -30,7 +30,7 @@ from jaxtyping import Int
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
-from jaxctx_kernels import heads_side_by_side
+from jaxctx_kernels import head_rows
 
 KV, GROUP = "kv", "group"
 EVERY_DEVICE = (KV, GROUP)
@@ -85,9 +85,10 @@ def make_mesh(config: ModelConfig, *, tensor: int = 1, devices: Sequence[jax.Dev
 def mesh_shape(config: ModelConfig, tensor: int, platform: str) -> tuple[int, int]:
     """The sizes of the axes "kv" and "group" that `tensor` devices have: KV heads over as many as they divide into.
 
-    On a TPU KV heads that share a row of 128 lanes stay together, if the model then divides: kernels need whole rows.
+    On a TPU KV heads that fill a row of 128 lanes stay together, if the model then divides: apart each would take one.
     """
-    together = heads_side_by_side(config.kv_heads, config.head_dim) if platform == "tpu" else 1
+    stored = head_rows(config.kv_heads, config.head_dim, platform)
+    together = stored.side_by_side if stored.are_full(config.kv_heads, config.head_dim) else 1
     kv = math.gcd(tensor, config.kv_heads // together)
     if config.heads // config.kv_heads % (tensor // kv):
         kv = math.gcd(tensor, config.kv_heads)

@@ -45,9 +45,11 @@ from jaxctx_kernels.dispatch import read_pages as read_pages
 from jaxctx_kernels.dispatch import select_kernel as select_kernel
 from jaxctx_kernels.dispatch import write_pages as write_pages
 from jaxctx_kernels.dispatch import write_rows as write_rows
+from jaxctx_kernels.kv_cache import HeadRows as HeadRows
 from jaxctx_kernels.kv_cache import KVPages as KVPages
 from jaxctx_kernels.kv_cache import QuantizedKV as QuantizedKV
-from jaxctx_kernels.kv_cache import heads_side_by_side as heads_side_by_side
+from jaxctx_kernels.kv_cache import head_rows as head_rows
+from jaxctx_kernels.kv_cache import heads_in_row as heads_in_row
 from jaxctx_kernels.kv_cache import kv_pages_struct as kv_pages_struct
 from jaxctx_kernels.kv_cache import kv_values as kv_values
 from jaxctx_kernels.kv_cache import write_kv as write_kv

@@ -39,8 +39,10 @@ from jaxctx_kernels.kv_cache import (
     fits_hopper_kernel,
     fits_mma_kernel,
     fits_tpu_kernel,
+    heads_in_row,
     join_scales,
     kv_values,
+    pad_axis,
     split_scales,
     write_kv,
 )
@@ -106,7 +108,7 @@ def select_tpu_kernel(pages: Any, group: int, rows: int, max_context_tokens: int
 
 
 @partial(
-    jax.jit, static_argnames=("shape", "soft_cap")
+    jax.jit, static_argnames=("shape", "kv_heads", "soft_cap")
 )  # layers of a step, and programs of one shape, share a trace; XLA inlines it
 def attend(
     q: Float[Array, "rows heads head_dim"],
@@ -116,6 +118,7 @@ def attend(
     mask: Bool[Array, "rows indices"] | None = None,
     *,
     shape: MetadataShape,
+    kv_heads: int | None = None,
     soft_cap: float | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """Softmax attention, scale head_dim**-0.5, of every row over the tokens that `metadata` and `mask` let it see.
@@ -123,13 +126,21 @@ def attend(
     Of these a row sees the last ones only where `shape` has a window. `soft_cap`: scaled scores become
     cap * tanh(score / cap), before what a row does not see is left out; None: they stay as they are.
 
-    Query heads `h * group .. h * group + group - 1` read KV head h. Rows that see no token return zeros. No value of a
-    slot that no row sees reaches the result, not even NaN, and no row's NaN reaches a row of another sequence. Under a
-    mask a value that is not finite reaches only the rows that see it, as NaN. `mask` covers every index that the
-    metadata names: an index is the place of a token in its sequence's chain of pages.
+    Query heads `h * group .. h * group + group - 1` read KV head h. `kv_heads`: how many of them the pages hold; None:
+    as many as there is room for, of which a TPU's pages may have more, see `kv_cache.head_rows`.
+
+    Rows that see no token return zeros. No value of a slot that no row sees reaches the result, not even NaN, and no
+    row's NaN reaches a row of another sequence. Under a mask a value that is not finite reaches only the rows that see
+    it, as NaN. `mask` covers every index that the metadata names: an index is the place of a token in its sequence's
+    chain of pages.
 
     Raises ValueError if the kernel of `shape` is not made for these arrays.
     """
+    heads, dim = q.shape[1:]
+    stored_heads, _, _, lanes = kv_values(k_pages).shape
+    side_by_side = lanes // dim if kv_heads is None else heads_in_row(kv_heads, stored_heads)
+    if kv_heads is not None:  # queries of 0 for KV heads that there is only room for
+        q = pad_axis(q, 1, stored_heads * side_by_side * (heads // kv_heads))
     # Kernels are imported where they are used: those of GPUs need JAX 0.11, and a CPU needs none.
     if shape.kernel == "gpu" and mask is None:
         from jaxctx_kernels import mosaic_hopper
@@ -142,8 +153,14 @@ def attend(
     if shape.kernel == "tpu" and mask is None:
         from jaxctx_kernels import pallas_tpu
 
-        return pallas_tpu.attend(q, k_pages, v_pages, metadata, shape=shape, soft_cap=soft_cap)
-    return reference.attend(q, k_pages, v_pages, metadata, mask, shape=shape, soft_cap=soft_cap)
+        output = pallas_tpu.attend(
+            q, k_pages, v_pages, metadata, shape=shape, side_by_side=side_by_side, soft_cap=soft_cap
+        )
+    else:
+        output = reference.attend(
+            q, k_pages, v_pages, metadata, mask, shape=shape, side_by_side=side_by_side, soft_cap=soft_cap
+        )
+    return output if q.shape[1] == heads else output[:, :heads]
 
 
 def write_rows(

@@ -5,8 +5,11 @@ tokens of one head lie together, so that reading pages needs no transpose. Page 
 and nobody reads it. Donate the arrays to the jitted step, or XLA copies them.
 
     on a CPU, GPU     [kv_heads,     pages, page_size, head_dim]
-    on a TPU          [kv_heads / n, pages, page_size, n * head_dim]    n heads side by side fill 128 lanes
+    on a TPU          [kv_heads / n, pages, page_size, lanes]           n heads side by side, in rows of 128 lanes
     scales            [kv_heads / n, pages, n, page_size]               on a TPU whole rows of 128 lanes
+
+A TPU's rows of lanes are whole, so that heads that do not fill them leave lanes to spare (heads of 80, 96 and 112), or
+the room of a head (the second row of three heads of 64). What is to spare holds zeros, and takes memory as all else.
 
 XLA on CPU widens bfloat16 arrays around a scatter (88 ms for 128 MB, against 0.2 ms), so there bfloat16 is stored as
 its bits in uint16 and reinterpreted where it is read. No one outside this package needs to know.
@@ -55,25 +58,68 @@ KVPages: TypeAlias = PageArray | QuantizedKV
 def kv_pages_struct(kv_heads: int, pages: int, page_size: int, head_dim: int, dtype: DTypeLike, platform: str) -> Any:
     """How pages of `dtype` ("bfloat16", "float32", "int8", "float8_e4m3fn", "uint32") are stored on `platform`.
 
-    Returns a ShapeDtypeStruct, or a QuantizedKV of two. A TPU has heads side by side in the 128 lanes of the last axis,
-    where that fills them: with narrower rows XLA would copy the array at every write and every call of the kernel. For
-    the same reason it has whole rows of lanes for the scales. Writing and attention recognise it by the shape.
+    Returns a ShapeDtypeStruct, or a QuantizedKV of two. A TPU has whole rows of 128 lanes, see `head_rows`: with
+    narrower ones XLA would copy the array at every write and every call of the kernel. For the same reason it has whole
+    rows of lanes for the scales. Writing and attention recognise it by the shape and the number of KV heads.
     """
-    side_by_side = heads_side_by_side(kv_heads, head_dim) if platform == "tpu" else 1
-    sizes = kv_heads // side_by_side, pages, page_size, side_by_side * head_dim
-    values: Any = jax.ShapeDtypeStruct(sizes, stored_dtype(dtype, platform))
+    stored = head_rows(kv_heads, head_dim, platform)
+    values: Any = jax.ShapeDtypeStruct((stored.rows, pages, page_size, stored.lanes), stored_dtype(dtype, platform))
     if values.dtype.itemsize > 1:
         return values
     scale_lanes = -(-page_size // LANES) * LANES if platform == "tpu" else page_size
-    scales: Any = jax.ShapeDtypeStruct((kv_heads // side_by_side, pages, side_by_side, scale_lanes), jnp.float32)
+    scales: Any = jax.ShapeDtypeStruct((stored.rows, pages, stored.side_by_side, scale_lanes), jnp.float32)
     return QuantizedKV(values, scales)
 
 
-def heads_side_by_side(kv_heads: int, head_dim: int) -> int:
-    """How many KV heads share a row of 128 lanes on a TPU: as many as fill it exactly, else one."""
-    if LANES % head_dim == 0 and kv_heads % (LANES // head_dim) == 0:
-        return LANES // head_dim
-    return 1
+class HeadRows(NamedTuple):
+    """How the KV heads of a token lie in a page array: in `rows` rows, the first of its axes, of `lanes` numbers.
+
+    `side_by_side` of them lie in a row, each in as many lanes as it has numbers; the rest is to spare. The last row may
+    have room for more heads than there are.
+    """
+
+    rows: int
+    side_by_side: int
+    lanes: int
+
+    def are_full(self, kv_heads: int, head_dim: int) -> bool:
+        """Whether nothing is to spare."""
+        return self.rows * self.lanes == kv_heads * head_dim
+
+
+def head_rows(kv_heads: int, head_dim: int, platform: str) -> HeadRows:
+    """How KV heads of one device are stored: each by itself, or on a TPU in few whole rows of lanes that hold them.
+
+    A row has room for a power of two of heads: XLA would copy arrays of scales in which three lie side by side.
+    """
+    if platform != "tpu":
+        return HeadRows(kv_heads, 1, head_dim)
+    most = 1 << max(1, LANES // head_dim).bit_length() - 1
+    count = -(-kv_heads // most)
+    side_by_side = heads_in_row(kv_heads, count)
+    return HeadRows(count, side_by_side, -(-side_by_side * head_dim // LANES) * LANES)
+
+
+def heads_in_row(kv_heads: int, count: int) -> int:
+    """How many of the KV heads a row has room for, where `count` rows hold them: the least power of two that does."""
+    return 1 << (-(-kv_heads // count) - 1).bit_length()
+
+
+def in_rows_of_lanes(
+    rows: Shaped[Array, "rows kv_heads head_dim"], stored_heads: int, lanes: int
+) -> Shaped[Array, "rows stored_heads lanes"]:
+    """Keys (or values) as a page array has them, with zeros in what is to spare."""
+    count, kv_heads, dim = rows.shape
+    side_by_side = heads_in_row(kv_heads, stored_heads)
+    rows = pad_axis(rows, 1, stored_heads * side_by_side).reshape(count, stored_heads, side_by_side * dim)
+    return pad_axis(rows, 2, lanes)
+
+
+def pad_axis(array: jax.Array, axis: int, size: int) -> jax.Array:
+    """The array with zeros at the end of an axis, up to `size`."""
+    spare = [(0, 0)] * array.ndim
+    spare[axis] = (0, size - array.shape[axis])
+    return jnp.pad(array, spare) if spare[axis][1] else array
 
 
 def stored_dtype(dtype: DTypeLike, platform: str) -> DTypeLike:
@@ -94,7 +140,7 @@ MMA_PAGES = (
     "a head_dim that is a multiple of 16 up to 256, pages of 16, 32 or a multiple of 64 tokens, "
     "and KV of bfloat16 or 8 bits"
 )
-TPU_PAGES = "pages of a multiple of 16 tokens, and KV heads that fill 128 lanes side by side"
+TPU_PAGES = "pages of a multiple of 16 tokens"
 
 
 def fits_hopper_kernel(pages: Any) -> bool:
@@ -161,7 +207,7 @@ def write_kv(pages: KVPages, rows: Shaped[Array, "rows kv_heads head_dim"], slot
     if isinstance(pages, QuantizedKV):
         return write_quantized(pages, rows, slots)
     stored_heads, _, page_size, lanes = pages.shape
-    stored = encode(rows, pages.dtype).reshape(rows.shape[0], stored_heads, lanes).transpose(1, 0, 2)
+    stored = in_rows_of_lanes(encode(rows, pages.dtype), stored_heads, lanes).transpose(1, 0, 2)
     return pages.at[:, slots // page_size, slots % page_size].set(stored)
 
 
@@ -173,7 +219,7 @@ def write_quantized(
     page_size = pages.values.shape[2]
     numbers, scale = quantize(rows, pages.values.dtype)
     slot_scales = pages.scales.at[:, slots // page_size, :, slots % page_size]
-    scales = slot_scales.set(scale.reshape(-1, stored_heads, side_by_side))
+    scales = slot_scales.set(pad_axis(scale, 1, stored_heads * side_by_side).reshape(-1, stored_heads, side_by_side))
     return QuantizedKV(write_kv(pages.values, numbers, slots), scales)
 
 

@@ -14,8 +14,8 @@ The query heads of one KV head are rows of one matrix, `row * group + head`, and
 them: what of a window is not the item's is masked, which costs nothing while the matrix unit is as high as a window.
 If not all of this fits into VMEM, the outer grid takes a few KV heads at a time and walks the list for each.
 
-Heads narrower than the 128 lanes lie side by side in a page array (`kv_cache.kv_pages_struct`): a query is zero but in
-the lanes of its head, and takes those lanes of the output.
+Heads narrower than the 128 lanes lie side by side in a page array (`kv_cache.head_rows`): a query is zero but in the
+lanes of its head, and takes those lanes of the output. Lanes to spare are zero in queries, keys and values.
 
 With a sliding window (`MetadataShape.window`) a row may see nothing of an item, and keeps what it has then.
 
@@ -40,7 +40,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from jaxctx_kernels.kv_cache import LANES, KVPages, QuantizedKV, kv_values
+from jaxctx_kernels.kv_cache import LANES, HeadRows, KVPages, QuantizedKV, kv_values, pad_axis
 from jaxctx_kernels.metadata import ITEM_FIELDS, AttentionMetadata, Item, ItemClass, MetadataShape
 from jaxctx_kernels.reference import LOG2_E, MASKED_SCORE, cap_scores, matmul
 
@@ -127,13 +127,14 @@ def attend(
     metadata: AttentionMetadata,
     *,
     shape: MetadataShape,
+    side_by_side: int = 1,
     soft_cap: float | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `dispatch.attend`.
 
-    Pages hold a multiple of 16 tokens. Where neither head_dim is a multiple of 128 nor heads lie side by side in the
-    page array, XLA copies it before every call. Raises ValueError if the work list is too large for SMEM; the compiler
-    fails if the rows of a single KV head are too many for VMEM, see docs/kernels/tpu.md.
+    `side_by_side`: heads in a row of lanes, all of which have queries. Pages hold a multiple of 16 tokens, and rows of
+    lanes are whole: others XLA copies before every call. Raises ValueError if the work list is too large for SMEM; the
+    compiler fails if the rows of a single KV head are too many for VMEM, see docs/kernels/tpu.md.
     """
     if not fits_list(shape):
         raise ValueError(f"a list of {shape.pages} pages and {shape.items} items exceeds SMEM; take larger pages")
@@ -143,7 +144,8 @@ def attend(
     dtype = values.dtype if values.dtype.itemsize > 1 else jnp.bfloat16  # what is multiplied
     group = heads // stored_heads
     height = -(-rows * group // ROW_ALIGNMENT) * ROW_ALIGNMENT
-    query = spread_queries(q[metadata.sorted_to_batch].astype(dtype), stored_heads, lanes, height)
+    stored = HeadRows(stored_heads, side_by_side, lanes)
+    query = spread_queries(q[metadata.sorted_to_batch].astype(dtype), stored, height)
     visible_tokens = jnp.pad(jnp.repeat(metadata.visible_tokens, group), (0, height - rows * group))[:, None]
     most_pages = max(c.pages for c in shape.classes)
     together = heads_at_once(stored_heads, height, lanes, most_pages * page_size, jnp.dtype(dtype).itemsize)
@@ -173,7 +175,7 @@ def attend(
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True),
         name="attend",
     )(metadata.class_ends, metadata.items.reshape(-1), metadata.pages, query, visible_tokens, pages)
-    return collect_outputs(out, rows, heads, dim)[metadata.batch_to_sorted]
+    return collect_outputs(out, side_by_side, q.shape)[metadata.batch_to_sorted]
 
 
 def fits_list(shape: MetadataShape) -> bool:
@@ -190,25 +192,28 @@ def in_hbm(pages: Any) -> Any:
 
 
 def spread_queries(
-    q: Float[Array, "rows heads head_dim"], stored_heads: int, lanes: int, height: int
+    q: Float[Array, "rows heads head_dim"], stored: HeadRows, height: int
 ) -> Float[Array, "stored_heads height lanes"]:
     """Queries, by rows of lanes of the page array: zero but in the lanes of the KV head that they read."""
     rows, heads, dim = q.shape
-    side_by_side, group = lanes // dim, heads // stored_heads
+    stored_heads, side_by_side, lanes = stored
+    group = heads // stored_heads
     query = q.reshape(rows, stored_heads, side_by_side, group // side_by_side, 1, dim)
     own_lanes = jnp.eye(side_by_side, dtype=bool)[:, None, :, None]
-    query = jnp.where(own_lanes, query, 0).reshape(rows, stored_heads, group, lanes)
-    query = query.transpose(1, 0, 2, 3).reshape(stored_heads, rows * group, lanes)
+    query = jnp.where(own_lanes, query, 0).reshape(rows, stored_heads, group, side_by_side * dim)
+    query = pad_axis(query, 3, lanes).transpose(1, 0, 2, 3).reshape(stored_heads, rows * group, lanes)
     return jnp.pad(query, ((0, 0), (0, height - rows * group), (0, 0)))
 
 
 def collect_outputs(
-    out: Float32[Array, "stored_heads height lanes"], rows: int, heads: int, dim: int
+    out: Float32[Array, "stored_heads height lanes"], side_by_side: int, shape: tuple[int, ...]
 ) -> Float32[Array, "rows heads head_dim"]:
-    """The inverse of `spread_queries`: of each output the lanes of its KV head."""
-    stored_heads, _, lanes = out.shape
-    side_by_side, group = lanes // dim, heads // stored_heads
-    parts = out[:, : rows * group].reshape(stored_heads, rows, side_by_side, group // side_by_side, side_by_side, dim)
+    """The inverse of `spread_queries`: of each output the lanes of its KV head. `shape`: of the queries."""
+    rows, heads, dim = shape
+    stored_heads = out.shape[0]
+    group = heads // stored_heads
+    out = out[:, : rows * group, : side_by_side * dim]
+    parts = out.reshape(stored_heads, rows, side_by_side, group // side_by_side, side_by_side, dim)
     own_lanes = jnp.stack([parts[:, :, n, :, n] for n in range(side_by_side)], 2)
     return own_lanes.transpose(1, 0, 2, 3, 4).reshape(rows, heads, dim)
 

@@ -36,7 +36,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Int32, Shaped, UInt32
 
-from jaxctx_kernels.kv_cache import LANES, KVPages, QuantizedKV, encode, kv_values, quantize
+from jaxctx_kernels.kv_cache import (
+    LANES,
+    KVPages,
+    QuantizedKV,
+    encode,
+    in_rows_of_lanes,
+    kv_values,
+    pad_axis,
+    quantize,
+)
 from jaxctx_kernels.pallas_tpu import VMEM_BYTES, Ref, in_hbm
 
 BLOCK = 4  # groups that are merged in one basic block
@@ -170,9 +179,10 @@ def encode_rows(pages: KVPages, rows: Shaped[Array, "rows kv_heads head_dim"]) -
     if isinstance(pages, QuantizedKV):
         side_by_side = pages.scales.shape[2]
         rows, scale = quantize(rows, pages.values.dtype)
+        scale = pad_axis(scale, 1, stored_heads * side_by_side)
         scale = scale.reshape(len(rows), -1, together, side_by_side).transpose(1, 0, 3, 2)
         scales = jnp.broadcast_to(scale.reshape(len(scale), -1, 1), (len(scale), scale[0].size, LANES))
-    stored = encode(rows, kv_values(pages).dtype)
+    stored = in_rows_of_lanes(encode(rows, kv_values(pages).dtype), stored_heads, lanes)
     bits = jax.lax.bitcast_convert_type(stored, f"uint{8 * stored.dtype.itemsize}").astype(jnp.uint32)
     bits = bits.reshape(len(rows), stored_heads // together, together, lanes // LANES, LANES).transpose(1, 3, 0, 2, 4)
     return Rows(bits.reshape(*bits.shape[:2], -1, LANES), scales)

@@ -73,6 +73,7 @@ class AttentionInputs:
     v_pages: KVPages
     mask: Bool[Array, "padded_rows padded_indices"] | None  # in sorted order
     page_size: int
+    side_by_side: int  # heads in a row of the page arrays
     soft_cap: float | None
 
     @property
@@ -131,17 +132,17 @@ def attend(
     mask: Mask | None,
     *,
     shape: MetadataShape,
+    side_by_side: int = 1,
     soft_cap: float | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
-    """See `dispatch.attend`."""
+    """See `dispatch.attend`. `side_by_side`: heads in a row of the page arrays, all of which have queries."""
     rows, heads, dim = q.shape
-    stored_heads, _, _, lanes = kv_values(k_pages).shape
-    kv_heads = stored_heads * (lanes // dim)
+    kv_heads = kv_values(k_pages).shape[0] * side_by_side
     group = heads // kv_heads
     query = q[metadata.sorted_to_batch].reshape(rows, kv_heads, group, dim).transpose(1, 0, 2, 3)
     query = jnp.pad(query, ((0, 0), (0, widest_tile(shape)), (0, 0), (0, 0)))
     allowed = None if mask is None else sort_mask(mask, metadata, shape)
-    inputs = AttentionInputs(query, k_pages, v_pages, allowed, shape.page_size, soft_cap)
+    inputs = AttentionInputs(query, k_pages, v_pages, allowed, shape.page_size, side_by_side, soft_cap)
     zeros = jnp.zeros_like(query[..., 0], jnp.float32)
     nothing = RunningSoftmax(zeros + MASKED_SCORE, zeros, jnp.zeros_like(query, jnp.float32))
     _, total, out = fold_tiles(metadata, shape, nothing, partial(attend_tile, inputs))
@@ -267,8 +268,9 @@ def read_tile(inputs: AttentionInputs, tile: Tile) -> TileKV:
     stored = jnp.arange(slots) < tile.tokens[:, None]
     if tile.hidden is not None:
         stored &= jnp.arange(slots) >= jnp.where(tile.seen > tile.hidden, tile.hidden, slots).min(1)[:, None]
-    keys = read_values(inputs.k_pages, tile, inputs.head_dim)
-    values = jnp.where(stored[..., None], read_values(inputs.v_pages, tile, inputs.head_dim), 0)
+    keys = read_values(inputs.k_pages, tile, inputs.head_dim, inputs.side_by_side)
+    values = read_values(inputs.v_pages, tile, inputs.head_dim, inputs.side_by_side)
+    values = jnp.where(stored[..., None], values, 0)
     return TileKV(
         keys=keys,
         values=values,
@@ -377,14 +379,16 @@ def put_rows(x: jax.Array, y: jax.Array, tile: Tile) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(x, rows, tile.first_row[0], 1)
 
 
-def read_values(pages: KVPages, tile: Tile, head_dim: int) -> Float[Array, "kv_heads lanes slots head_dim"]:
+def read_values(
+    pages: KVPages, tile: Tile, head_dim: int, side_by_side: int = 1
+) -> Float[Array, "kv_heads lanes slots head_dim"]:
     """A tile's keys (or values), not yet scaled. Heads that lie side by side (`kv_cache`) are taken apart."""
     array = kv_values(pages)
     read = decode(array.at[:, tile.pages].get(mode="promise_in_bounds"))
     stored_heads, lanes, row_width = array.shape[0], len(tile.first_row), array.shape[3]
     if row_width == head_dim:  # JAX 0.10 cannot take apart what is split over a mesh, and need not
         return read.reshape(stored_heads, lanes, -1, head_dim)
-    read = read.reshape(stored_heads, lanes, -1, row_width // head_dim, head_dim)
+    read = read[..., : side_by_side * head_dim].reshape(stored_heads, lanes, -1, side_by_side, head_dim)
     return jnp.moveaxis(read, 3, 1).reshape(-1, lanes, read.shape[2], head_dim)
 
 

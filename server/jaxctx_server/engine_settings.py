@@ -9,7 +9,7 @@ from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, pag
 from jaxctx.engine.default_sizes import ModelMemory, Sizes, SizeSettings, sizes_to_try
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sharding import GROUP
+from jaxctx.model.sharding import GROUP, KV
 from jaxctx_server.config import ServeConfig
 
 OUTPUT_TOKENS, BUNDLED_OUTPUT_TOKENS = 4096, 256  # of a request that does not say how many
@@ -19,12 +19,14 @@ def model_memory(
     config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, platform: str, memory: int
 ) -> ModelMemory:
     """What is known before anything is compiled, for chips of `memory` bytes each."""
-    chips, holders = (place.size, place.shape[GROUP]) if isinstance(place, Mesh) else (1, 1)
+    chips, parts, holders = (place.size, place.shape[KV], place.shape[GROUP]) if isinstance(place, Mesh) else (1, 1, 1)
     return ModelMemory(
         memory_bytes=memory * chips,
         weights_bytes=sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params)),
         devices=chips,
         page_holders=holders,
+        page_parts=parts,
+        platform=platform,
         vocab_size=model.vocab_size,
         kv=model.kv,
         longest=_longest(config, model),
@@ -132,7 +134,7 @@ def _host_tier(config: ServeConfig, model: Model, page_size: int, pages: int, pl
         disk_pages = config.disk_tokens // page_size
         if disk_pages < pages:
             pages, reason = disk_pages, "as many as on the disk"
-    fitting = pages_in_host_memory(model.kv, page_size)
+    fitting = pages_in_host_memory(model.kv, page_size, platform=platform)
     if fitting < pages:
         pages, reason = fitting, f"what fits into {CPU_SHARE:.0%} of the machine's memory"
     return max(2, pages), reason

@@ -34,7 +34,7 @@ def plan_lines(plan: MemoryPlan | MeshPlan) -> Iterator[str]:
 
 def _memory_lines(plan: MemoryPlan) -> Iterator[str]:
     for name, value in asdict(plan).items():
-        if name == "draft_bytes" and not value:
+        if name in ("draft_bytes", "spare_bytes") and not value:
             continue
         amount = f"{value / 2**20:14,.1f} MiB" if name.endswith("_bytes") else f"{value:14,}"
         yield f"  {name.removesuffix('_bytes').replace('_', ' '):<16} {amount}"

@@ -187,13 +187,19 @@ def filled_pages(values: np.ndarray, dtype: str) -> KVPages:
     return filled
 
 
-def dequantized(pages: KVPages) -> np.ndarray:
-    """float64 `[kv_heads, pages, page_size, head_dim]`: the numbers that pages on a CPU stand for, exactly."""
+def dequantized(pages: KVPages, kv_heads: int | None = None, head_dim: int | None = None) -> np.ndarray:
+    """float64 `[kv_heads, pages, page_size, head_dim]`: the numbers that pages stand for, exactly.
+
+    `kv_heads`, `head_dim`: of pages with room for more, as a TPU's may be.
+    """
     if not isinstance(pages, QuantizedKV):
         return np.asarray(decode(pages), np.float64)
     heads, count, side_by_side, _ = pages.scales.shape
     size = pages.values.shape[2]
-    values = np.asarray(decode(pages.values), np.float64).reshape(heads, count, size, side_by_side, -1)
+    values = np.asarray(decode(pages.values), np.float64)
+    if head_dim is not None:
+        values = values[..., : side_by_side * head_dim]
+    values = values.reshape(heads, count, size, side_by_side, -1)
     with np.errstate(invalid="ignore"):
         scaled = values * np.asarray(pages.scales, np.float64)[..., :size].swapaxes(2, 3)[..., None]
-    return scaled.transpose(0, 3, 1, 2, 4).reshape(heads * side_by_side, count, size, -1)
+    return scaled.transpose(0, 3, 1, 2, 4).reshape(heads * side_by_side, count, size, -1)[:kv_heads]

@@ -141,15 +141,22 @@ def test_no_kernel_is_chosen_that_refuses(rng: np.random.Generator, device: Simp
         shape = metadata_shape(rows, page_size, longest, 2**14, choice.name, window=window)
         q = jax.ShapeDtypeStruct((rows, kv_heads * group, dim), jnp.bfloat16)
         packed = jax.ShapeDtypeStruct((shape.size(),), jnp.int32)
-        run = partial(run_attention, shape=shape, soft_cap=soft_cap)
+        run = partial(run_attention, shape=shape, kv_heads=kv_heads, soft_cap=soft_cap)
         assert jax.eval_shape(run, q, pages, pages, packed) == jax.ShapeDtypeStruct(q.shape, jnp.float32)
         traced += 1
 
 
 def run_attention(
-    q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array, shape: MetadataShape, soft_cap: float | None
+    q: jax.Array,
+    k: KVPages,
+    v: KVPages,
+    packed: jax.Array,
+    shape: MetadataShape,
+    kv_heads: int,
+    soft_cap: float | None,
 ) -> jax.Array:
-    output: jax.Array = attend(q, k, v, unpack_metadata(shape, packed), shape=shape, soft_cap=soft_cap)
+    metadata = unpack_metadata(shape, packed)
+    output: jax.Array = attend(q, k, v, metadata, shape=shape, kv_heads=kv_heads, soft_cap=soft_cap)
     return output
 
 
@@ -159,7 +166,8 @@ def run_attention(
         (2, 16, 128, "bfloat16", "tpu"),
         (2, 16, 64, "float32", "tpu"),  # two heads side by side
         (2, 64, 256, "int8", "tpu"),
-        (3, 16, 64, "bfloat16", "reference"),
+        (3, 16, 64, "bfloat16", "tpu"),  # room for a fourth head
+        (1, 16, 80, "int8", "tpu"),  # lanes to spare
         (2, 8, 128, "bfloat16", "reference"),
         (2, 16, 128, "uint32", "reference"),
     ],

@@ -48,7 +48,7 @@ def test_the_product_is_whole() -> None:
     assert len({str(each) for each in everything}) == len(everything)
     trees, slots, operations = len(TREES), 4, 3
     of_attention = 4 * 4 * 6 * 6
-    hopper, mma, tpu = 3 * 4 * 3 * 6, 3 * 4 * 6 * 6, 4 * 4 * 3 * 6  # no float32; three head dims; three head dims
+    hopper, mma = 3 * 4 * 3 * 6, 3 * 4 * 6 * 6  # no float32; three head dims
     expected = {
         "attend reference_float32": of_attention * trees,
         "attend reference_bfloat16": of_attention * trees,
@@ -56,13 +56,11 @@ def test_the_product_is_whole() -> None:
         "attend mosaic_hopper refused": of_attention - hopper,
         "attend mosaic_mma": mma * trees,
         "attend mosaic_mma refused": of_attention - mma,
-        "attend pallas_tpu": tpu * trees,
-        "attend pallas_tpu refused": of_attention - tpu,
+        "attend pallas_tpu": of_attention * trees,
     }
     for task, cases in (("write", slots), ("move", operations)):
-        expected[f"{task} kv_cache_cpu"] = expected[f"{task} kv_cache_gpu"] = 4 * 4 * 6 * cases
-        expected[f"{task} pallas_tpu"] = 4 * 4 * 3 * cases
-        expected[f"{task} pallas_tpu refused"] = 4 * 4 * 3
+        for mover in ("kv_cache_cpu", "kv_cache_gpu", "pallas_tpu"):
+            expected[f"{task} {mover}"] = 4 * 4 * 6 * cases
     assert Counter(part_of(each) for each in everything) == expected
 
 
@@ -141,7 +139,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def check(self, case: str) -> bool:
             checked.append(f"{self.layout} {case}")
-            assert case != "decoding", "not equal"
+            assert case != "prompt", "not equal"
             return case == REFUSED
 
     monkeypatch.setattr(campaign, "Subject", Fake)
@@ -157,19 +155,21 @@ def test_a_run_goes_on_where_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With what the report lacks, and with what was wrong."""
-    report, only = tmp_path / "new" / "report.jsonl", ("--fraction", "1", "--only", "write pallas_tpu int8 page 16 *")
+    report = tmp_path / "new" / "report.jsonl"
+    only = ("--fraction", "1", "--only", "attend mosaic_hopper int8 page 16 dim [68]* group [123] *")
+    count = 3 * len(TREES)
     assert command(monkeypatch, report, *only) == 1
-    assert len(fake) == 3 * 4 + 3
+    assert len(fake) == count + 3
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     assert [line["name"] for line in lines] == fake
     wrong = [line["name"] for line in lines if line["verdict"] == "wrong"]
     assert len(wrong) == 3
-    assert all(name.endswith("decoding") for name in wrong)
+    assert all(name.endswith("prompt") for name in wrong)
     assert sum(line["verdict"] == "announced" for line in lines) == 3
     out = capsys.readouterr().out
     assert f"WRONG {wrong[0]}, seed 0, nothing: AssertionError: not equal" in out
-    assert "| write pallas_tpu | 192 | 12 | 9 | 0 | 3 |" in out
-    assert "| write pallas_tpu refused | 48 | 3 | 0 | 3 | 0 |" in out
+    assert f"| attend mosaic_hopper | {216 * len(TREES):,} | {count} | {count - 3} | 0 | 3 |" in out
+    assert "| attend mosaic_hopper refused | 360 | 3 | 0 | 3 | 0 |" in out
     report.write_text("".join(report.read_text().splitlines(keepends=True)[:-2]))
     missing = [line["name"] for line in lines[-2:]]
     fake.clear()
@@ -177,7 +177,7 @@ def test_a_run_goes_on_where_it_was(
     assert sorted(fake) == sorted({*missing, *wrong})
     fake.clear()
     command(monkeypatch, report, *only, "--seed", "1")
-    assert len(fake) == 3 * 4 + 3
+    assert len(fake) == count + 3
 
 
 def test_no_combination_begins_too_late(
@@ -276,6 +276,19 @@ def spoil_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "encode", lambda rows, dtype: encode(jnp.roll(rows, 1, 0), dtype))
 
 
+def spoil_rows_of_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What keys and values have to spare is not zero."""
+    padded = lambda array, axis, size: jnp.where(  # noqa: E731
+        jnp.expand_dims(jnp.arange(size) < array.shape[axis], [n for n in range(array.ndim) if n != axis]),
+        pad_axis(array, axis, size),
+        jnp.ones((), array.dtype),
+    )
+    monkeypatch.setattr(kv_cache, "pad_axis", padded)
+
+
+pad_axis = kv_cache.pad_axis
+
+
 def spoil_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Page 1 is taken for padding, too."""
     carry_out = pallas_tpu_pages.carry_out
@@ -295,6 +308,7 @@ def spoil_padding(monkeypatch: pytest.MonkeyPatch) -> None:
         (spoil_write, "write kv_cache_gpu bfloat16 page 16 dim 64", "prompt"),
         (spoil_clearing, "attend pallas_tpu bfloat16 page 16 dim 128 group 1", "no_sharing"),
         (spoil_waiting, "attend pallas_tpu bfloat16 page 16 dim 128 group 1", "no_sharing"),
+        (spoil_rows_of_lanes, "write pallas_tpu float32 page 16 dim 80", "prompt"),
         (spoil_waiting, "write pallas_tpu int8 page 32 dim 128", "mixed"),
         (spoil_waiting, "move pallas_tpu bfloat16 page 32 dim 128", "copy"),
         (spoil_padding, "move pallas_tpu bfloat16 page 32 dim 128", "read"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxctx_kernels import (
     MetadataShape,
+    QuantizedKV,
     Segment,
     attend,
     build_attention_metadata,
+    head_rows,
     kv_pages_struct,
+    kv_values,
     metadata_shape,
     unpack_metadata,
     write_kv,
@@ -43,16 +47,70 @@ def test_written_rows_are_read_and_others_kept(rng: Generator, dtype: str) -> No
 
 def test_heads_side_by_side(rng: Generator) -> None:
     """A TPU wants rows of 128 lanes where heads are narrower; what is written is the same, two heads to a row."""
-    shapes = [(2, 64), (3, 64), (8, 32), (6, 32), (2, 128), (2, 96), (4, 256), (1, 1)]
-    for (heads, dim), beside in zip(shapes, [2, 1, 4, 1, 1, 1, 1, 1], strict=True):
-        stored = kv_pages_struct(heads, PAGES, SIZE, dim, "bfloat16", "tpu")
-        assert (stored.shape, stored.dtype) == ((heads // beside, PAGES, SIZE, dim * beside), jnp.bfloat16)
-        assert kv_pages_struct(heads, PAGES, SIZE, dim, "bfloat16", "gpu").shape == (heads, PAGES, SIZE, dim)
     slots = jnp.asarray(rng.choice(PAGES * SIZE, 20, replace=False), jnp.int32)
     values = jnp.asarray(rng.normal(size=(20, HEADS, DIM)), jnp.float32)
     alone = write_kv(zero_pages(HEADS, PAGES, SIZE, DIM, "float32"), values, slots)
     beside = write_kv(zero_pages(1, PAGES, SIZE, HEADS * DIM, "float32"), values, slots)
     np.testing.assert_array_equal(beside[0].reshape(PAGES, SIZE, HEADS, DIM).transpose(2, 0, 1, 3), alone)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "stored", "full"),
+    [
+        (2, 64, (1, 2, 128), True),
+        (8, 32, (2, 4, 128), True),
+        (2, 128, (2, 1, 128), True),
+        (4, 256, (4, 1, 256), True),
+        (3, 64, (2, 2, 128), False),  # room for a fourth
+        (1, 64, (1, 1, 128), False),
+        (6, 32, (2, 4, 128), False),  # four and two, as three would be no power of two
+        (2, 32, (1, 2, 128), False),
+        (3, 40, (2, 2, 128), False),
+        (10, 32, (3, 4, 128), False),
+        (3, 48, (2, 2, 128), False),
+        (2, 80, (2, 1, 128), False),
+        (2, 96, (2, 1, 128), False),
+        (2, 112, (2, 1, 128), False),
+        (2, 192, (2, 1, 256), False),
+        (1, 1, (1, 1, 128), False),
+    ],
+)
+def test_a_tpu_has_whole_rows_of_lanes(heads: int, dim: int, stored: tuple[int, int, int], full: bool) -> None:
+    """As few as hold the heads; elsewhere each head is by itself."""
+    assert head_rows(heads, dim, "tpu") == stored
+    assert head_rows(heads, dim, "tpu").are_full(heads, dim) == full
+    for platform, (rows, beside, lanes) in (("tpu", stored), ("gpu", (heads, 1, dim)), ("cpu", (heads, 1, dim))):
+        wide = kv_pages_struct(heads, PAGES, SIZE, dim, "float32", platform)
+        assert (wide.shape, wide.dtype) == ((rows, PAGES, SIZE, lanes), jnp.float32)
+        narrow = kv_pages_struct(heads, PAGES, SIZE, dim, "int8", platform)
+        assert (narrow.values.shape, narrow.scales.shape[:3]) == (wide.shape, (rows, PAGES, beside))
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(3, 64), (2, 96), (6, 32), (1, 64), (1, 160)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
+def test_what_rows_of_lanes_have_to_spare_is_zero(rng: Generator, heads: int, dim: int, dtype: str) -> None:
+    """Whatever was there; and heads are where they should be, each with its scale."""
+    struct = kv_pages_struct(heads, PAGES, SIZE, dim, dtype, "tpu")
+    values = jnp.asarray(rng.normal(size=(20, heads, dim)), jnp.float32)
+    slots = rng.choice(PAGES * SIZE, 20, replace=False)
+    pages = write_kv(jax.tree.map(lambda array: jnp.ones(array.shape, array.dtype), struct), values, jnp.asarray(slots))
+    count, beside, lanes = head_rows(heads, dim, "tpu")
+
+    def by_head(array: Any, width: int) -> np.ndarray:
+        """What a row has of each head that it has room for, float64 `[20, room, width]`."""
+        written = np.asarray(array, np.float64)[:, slots // SIZE, slots % SIZE].swapaxes(0, 1)
+        assert not written[..., beside * width :].any()
+        written = written[..., : beside * width].reshape(20, count * beside, width)
+        assert not written[:, heads:].any()
+        return written[:, :heads]
+
+    stored = kv_values(pages)
+    assert stored.shape == (count, PAGES, SIZE, lanes)
+    got = by_head(stored, dim)
+    if isinstance(pages, QuantizedKV):
+        got = got * by_head(pages.scales.swapaxes(2, 3), 1)
+    largest = np.abs(values).max(-1, keepdims=True)
+    assert (np.abs(got - np.asarray(values)) <= largest * 0.04).all()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16])

@@ -45,7 +45,6 @@ class Case:
     group: int
     kv_heads: int = 2
     dtype: str = "bfloat16"
-    beside: int = 1  # heads in one row of lanes
     pool_pages: int = 120
     window: int | None = None
     soft_cap: float | None = None
@@ -69,16 +68,15 @@ class Case:
 
     def stored(self, values: np.ndarray) -> KVPages:
         heads, pages, size, dim = values.shape
-        if self.multiplied != self.dtype:
-            struct = kv_pages_struct(heads, pages, size, dim, self.dtype, "tpu")
-            rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim), jnp.float32)
-            return write_kv(jax.tree.map(jnp.zeros_like, struct), rows, jnp.arange(pages * size))
-        side_by_side = values.reshape(-1, self.beside, pages, size, dim).transpose(0, 2, 3, 1, 4)
-        return jnp.asarray(side_by_side.reshape(-1, pages, size, dim * self.beside), self.dtype)
+        struct = kv_pages_struct(heads, pages, size, dim, self.dtype, "tpu")
+        rows = jnp.asarray(values.transpose(1, 2, 0, 3).reshape(pages * size, heads, dim), jnp.float32)
+        return write_kv(jax.tree.map(jnp.zeros_like, struct), rows, jnp.arange(pages * size))
 
     def kept(self, values: np.ndarray) -> np.ndarray:
         """What is stored for them."""
-        return values if self.multiplied == self.dtype else dequantized(self.stored(values))
+        if self.multiplied == self.dtype:
+            return values
+        return dequantized(self.stored(values), self.kv_heads, self.dim)
 
     def attend(self, run: Callable, q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: list[Segment]) -> np.ndarray:
         """float32 `[rows, heads, head_dim]`, with the program `run` of `program`."""
@@ -97,7 +95,7 @@ class Case:
     def program(self) -> Callable:
         def run(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
             metadata = unpack_metadata(self.shape, packed)
-            return attend(q, k, v, metadata, shape=self.shape, soft_cap=self.soft_cap)
+            return attend(q, k, v, metadata, shape=self.shape, kv_heads=self.kv_heads, soft_cap=self.soft_cap)
 
         return jax.jit(run)
 
@@ -119,11 +117,12 @@ class Case:
 
 QUICK_CASES = [
     (Case(64, 16, 128, 4, dtype="float32"), ["three_levels", "nothing"]),
-    (Case(50, 32, 64, 4, beside=2), ["chunks_and_decode"]),
+    (Case(50, 32, 64, 4), ["chunks_and_decode"]),
     (Case(50, 16, 128, 4, dtype="int8"), ["one_prefix"]),
     (Case(50, 16, 128, 3, dtype="float32"), ["chunks_and_decode"]),  # rows' heads straddle the windows' ends
     (Case(64, 16, 128, 3, dtype="float32", window=40, soft_cap=1.5), ["chunks_and_decode", "three_levels"]),
-    (Case(50, 16, 64, 4, beside=2, window=17), ["many_prefixes"]),
+    (Case(50, 16, 64, 4, window=17), ["many_prefixes"]),
+    (Case(50, 16, 64, 3, kv_heads=3), ["chunks_and_decode"]),  # the second row has room for a fourth head
 ]
 SLOW_CASES = [
     *[(Case(64, 16, 128, 2, dtype="float32", window=window), list(BATCHES)) for window in (15, 16)],
@@ -132,14 +131,18 @@ SLOW_CASES = [
     (Case(300, 16, 128, 1, dtype="float32", window=50), ["chunks_and_decode"]),
     (Case(50, 16, 128, 4, dma="eager"), ["many_prefixes"]),
     (Case(50, 16, 64, 8, kv_heads=1, dtype="float32"), ["three_levels"]),
+    (Case(50, 16, 96, 1, dtype="float32", window=40, soft_cap=1.5), ["chunks_and_decode"]),
+    (Case(50, 32, 48, 2, kv_heads=3, dtype="int8"), ["many_prefixes"]),  # lanes and a head to spare
     (Case(50, 64, 256, 1), ["chunks_and_decode"]),
     (Case(16, 128, 128, 8, kv_heads=1), ["one_prefix"]),
-    (Case(50, 32, 64, 4, dtype="float8_e4m3fn", beside=2), ["three_levels"]),
+    (Case(50, 32, 64, 4, dtype="float8_e4m3fn"), ["three_levels"]),
 ]
 CAMPAIGN_CASES = [
+    (Case(50, 16, 160, 2, kv_heads=1), ["one_prefix"]),
+    (Case(50, 16, 32, 2, kv_heads=6, dtype="int8"), ["chunks_and_decode"]),  # rows of four heads and of two
     *[(Case(64, 16, 128, 2, dtype="float32", window=window), list(BATCHES)) for window in (1, 100, 10**6)],
     (Case(64, 16, 128, 4, dtype="float32"), ["no_sharing", "one_prefix"]),
-    (Case(50, 32, 64, 4, beside=2), ["many_prefixes"]),
+    (Case(50, 32, 64, 4), ["many_prefixes"]),
     (Case(50, 16, 128, 4, dtype="int8"), ["chunks_and_decode"]),
 ]
 
@@ -225,23 +228,32 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable) -> N
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rtol", "atol"),
+    ("kv_heads", "dim", "dtype", "rtol", "atol"),
     [
-        ("float32", 1e-4, 1e-5),
-        pytest.param("int8", 1e-2, 1e-2, marks=pytest.mark.slow),
-        (pytest.param("float8_e4m3fn", 1e-2, 1e-2, marks=pytest.mark.slow)),
+        (3, 48, "float32", 1e-4, 1e-5),
+        pytest.param(2, 64, "float32", 1e-4, 1e-5, marks=pytest.mark.slow),
+        pytest.param(3, 64, "int8", 1e-2, 1e-2, marks=pytest.mark.slow),
+        pytest.param(2, 64, "float8_e4m3fn", 1e-2, 1e-2, marks=pytest.mark.slow),
     ],
 )
 def test_heads_side_by_side_under_a_mask(
-    rng: Generator, grow: Callable, dense: Callable, dtype: str, rtol: float, atol: float
+    rng: Generator, grow: Callable, dense: Callable, kv_heads: int, dim: int, dtype: str, rtol: float, atol: float
 ) -> None:
-    """Passes are the reference's; it reads the pools that the kernel wants."""
-    case = Case(50, 16, 64, 2, dtype=dtype, beside=2)
+    """Passes are the reference's; it reads the pools that the kernel wants, with room to spare in some."""
+    case = Case(50, 16, dim, 2, kv_heads=kv_heads, dtype=dtype)
     segments = grow("chunks_and_decode", 50, 16, case.pool_pages).segments
     q, k, v = case.random(rng)
     mask = rng.random((50, case.pool_pages * 16)) < 0.5
     metadata = unpack_metadata(case.shape, jnp.asarray(packed_metadata(segments, case.shape)))
-    got = attend(jnp.asarray(q, "float32"), case.stored(k), case.stored(v), metadata, shape=case.shape, mask=mask)
+    got = attend(
+        jnp.asarray(q, "float32"),
+        case.stored(k),
+        case.stored(v),
+        metadata,
+        shape=case.shape,
+        kv_heads=kv_heads,
+        mask=mask,
+    )
     want = dense(q, case.kept(k), case.kept(v), segments, 16, mask)
     np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
 

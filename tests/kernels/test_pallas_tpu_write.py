@@ -96,6 +96,9 @@ SLOW_CASES = [
     Case(rows=17, page_size=32, dim=256, pages=6, dma="eager"),
     Case(rows=90, page_size=256, dtype="int8", dim=256, pages=3),
     Case(rows=5, page_size=128, dim=64, dtype="float8_e4m3fn", pages=3),
+    Case(rows=40, heads=3, dim=64, pages=6),
+    Case(rows=40, page_size=32, heads=3, dim=48, dtype="int8", pages=4),
+    Case(rows=9, dim=96, dtype="float32", dma="eager"),
 ]
 
 

@@ -90,6 +90,7 @@ def test_the_same_as_json(directory: str, monkeypatch: pytest.MonkeyPatch, capsy
         "pages": 512,
         "tokens": 8192,
         "contexts_of_4096": 2,
+        "spare_bytes": 0,
         "draft_bytes": 0,
     }
     Planned(monkeypatch, pages=0)

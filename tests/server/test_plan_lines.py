@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from jaxctx.engine.default_sizes import Sizes
 from jaxctx.engine.plan.memory_planner import MemoryPlan
 from jaxctx.engine.plan.mesh_plan import CollectiveSum, MeshPlan
@@ -29,6 +31,11 @@ def test_a_draft_model_is_shown_where_there_is_one() -> None:
     beside = MEMORY.beside(3 << 20)
     assert beside.memory_bytes == MEMORY.memory_bytes + (3 << 20)
     assert "  draft                       3.0 MiB" in plan_lines(beside)
+
+
+def test_what_rows_of_lanes_have_to_spare_is_shown_where_there_is_some() -> None:
+    assert not any("spare" in line for line in plan_lines(MEMORY))
+    assert "  spare                       2.5 MiB" in plan_lines(replace(MEMORY, spare_bytes=5 << 19))
 
 
 def test_the_fields_of_several_chips() -> None:

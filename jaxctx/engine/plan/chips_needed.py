@@ -58,7 +58,7 @@ def least_bytes(model: DecoderModel, params: FlatParams, kv: int, group: int, pl
     return (
         weights_bytes(model, params, kv, group)
         + slot_state_bytes(LEAST_MAX_BATCH, model.vocab_size)
-        + pages * page_bytes(model.kv, page_size) // kv
+        + pages * page_bytes(model.kv, page_size, platform, kv) // kv
     )
 
 

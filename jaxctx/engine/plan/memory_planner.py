@@ -277,6 +277,7 @@ class MemoryPlan:
     pages: int
     tokens: int
     contexts_of_4096: int
+    spare_bytes: int = 0  # of those of KV: what a TPU's rows of lanes have beside keys, values and scales
     draft_bytes: int = 0  # of a draft model: weights, KV, sampling, temporaries and code
 
     def beside(self, draft_bytes: int) -> "MemoryPlan":
@@ -294,13 +295,14 @@ def plan_memory(model: CompiledModel, memory: int, share: float, progress: Compi
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Bytes of one chip that a model takes, as `MemoryPlan` has them, and those of a page."""
+    """Bytes of one chip that a model takes, as `MemoryPlan` has them, and those of a page, spare ones and all."""
 
     weights_bytes: int
     sampling_bytes: int
     temporaries_bytes: int
     code_bytes: int
     page_bytes: int
+    spare_page_bytes: int = 0
 
 
 def measure_needs(
@@ -332,6 +334,7 @@ def measure_needs(
         temporaries_bytes=max(_temporaries(analysis) for analysis in analyses),
         code_bytes=code_bytes,
         page_bytes=pools_bytes // model.shapes[-1].metadata[0].pool_pages,
+        spare_page_bytes=model.spare_page_bytes,
     )
 
 
@@ -360,6 +363,7 @@ def fit_pages(needs: MemoryNeeds, page_size: int, memory: int, share: float) -> 
         pages=pages,
         tokens=tokens,
         contexts_of_4096=tokens // 4096,
+        spare_bytes=(pages + 1) * needs.spare_page_bytes,
     )
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from jaxctx.engine.config import EngineConfig
+from jaxctx.engine.config import EngineConfig, page_bytes
 from jaxctx.engine.runner import page_functions
 from jaxctx.engine.runner.compiler_options import compiler_options
 from jaxctx.engine.runner.step import KVCache, Pools, StepResult, StepShape, make_step
@@ -22,7 +22,15 @@ from jaxctx.model.interface import Model, Params
 from jaxctx.model.products import SUMS_ARE_FAST
 from jaxctx.model.sampling import SlotState, allowed_words, load_allowed, load_slot, slot_state
 from jaxctx.model.sharding import GROUP, KV, KV_POOL_AXES, logical_sharding
-from jaxctx_kernels import KernelChoice, kv_pages_struct, metadata_shape, select_kernel
+from jaxctx_kernels import (
+    HeadRows,
+    KernelChoice,
+    heads_in_row,
+    kv_pages_struct,
+    kv_values,
+    metadata_shape,
+    select_kernel,
+)
 
 
 class StateFunction(enum.Enum):
@@ -116,6 +124,25 @@ class CompiledModel:
         return self._mesh
 
     @property
+    def kv_parts(self) -> int:
+        """Over how many devices the KV heads are split."""
+        return 1 if self._mesh is None else int(self._mesh.shape[KV])
+
+    @property
+    def head_rows(self) -> HeadRows:
+        """How the KV heads of each device lie in the page arrays."""
+        stored, _, _, lanes = kv_values(self.pools[0].k).shape
+        count, heads = stored // self.kv_parts, self.kv.kv_heads // self.kv_parts
+        return HeadRows(count, heads_in_row(heads, count), lanes)
+
+    @property
+    def spare_page_bytes(self) -> int:
+        """Bytes of a page on each device that hold neither keys and values nor their scales, see `HeadRows`."""
+        pools_bytes = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(self.pools))
+        taken = pools_bytes // (self._config.pages + 1) - page_bytes(self.kv, self._config.page_size)
+        return int(taken // self.kv_parts)
+
+    @property
     def page_in_pools(self) -> Sharding:
         """Where a page must be to be written to the pools: each device has all of its KV heads' part."""
         if self._mesh is None:
@@ -195,7 +222,7 @@ class CompiledModel:
         spec = self.kv
         layers_per_cache = spec.layers if self.platform == "cpu" and self._mesh is None else 1
         pages = layers_per_cache * (self._config.pages + 1)
-        parts = 1 if self._mesh is None else self._mesh.shape[KV]
+        parts = self.kv_parts
         sharding = self.replicated if self._mesh is None else logical_sharding(self._mesh, KV_POOL_AXES)
         size, heads = self._config.page_size, spec.kv_heads // parts
         part = kv_pages_struct(heads, pages, size, spec.head_dim, spec.dtype, self.platform)  # that a device holds

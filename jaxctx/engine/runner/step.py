@@ -207,17 +207,18 @@ class PagedAttention:
             attended, cache = self._write_and_attend[number](q, k, v, self.pools[index], kv_slots, *kinds[number])
         else:
             cache = _write(self.pools[index], k, v, kv_slots, self.shapes[0].kernel)
-            attended = self._attend_to_kind(layer, q, cache, kinds)
+            attended = self._attend_to_kind(layer, q, cache, kinds, k.shape[1])
         self.pools = (*self.pools[:index], cache, *self.pools[index + 1 :])
         return attended
 
     def _attend_to_kind(
-        self, layer: jax.Array, q: jax.Array, cache: KVCache, kinds: Sequence[KindOfLayer]
+        self, layer: jax.Array, q: jax.Array, cache: KVCache, kinds: Sequence[KindOfLayer], kv_heads: int
     ) -> jax.Array:
         """Attend in a layer that only the device knows, and with it its kind."""
 
         def branch(shape: kernels.MetadataShape, kind: KindOfLayer) -> Callable[[jax.Array, KVCache], jax.Array]:
-            return lambda q, cache: kernels.attend(q, *cache, *kind, shape=shape, soft_cap=self._soft_cap)
+            attend = partial(kernels.attend, shape=shape, kv_heads=kv_heads, soft_cap=self._soft_cap)
+            return lambda q, cache: attend(q, *cache, *kind)
 
         number = jnp.asarray(self.kind_of_layer)[layer]
         attended: jax.Array = jax.lax.switch(number, list(map(branch, self.shapes, kinds)), q, cache)
@@ -259,7 +260,7 @@ def write_and_attend(
 ) -> Attended:
     """Write k and v into one layer's pages, then attend: float32 `[rows, heads, head_dim]`, and the pages."""
     cache = _write(cache, k, v, kv_slots, shape.kernel)
-    return kernels.attend(q, *cache, metadata, mask, shape=shape, soft_cap=soft_cap), cache
+    return kernels.attend(q, *cache, metadata, mask, shape=shape, kv_heads=k.shape[1], soft_cap=soft_cap), cache
 
 
 def _write(cache: KVCache, k: jax.Array, v: jax.Array, kv_slots: jax.Array, kernel: kernels.KernelName) -> KVCache:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jaxctx.engine.runner.step import StepShape
 from jaxctx.errors import FailedPrecondition
 from jaxctx.model.interface import KVSpec
 from jaxctx.types import CreateContextRequest, EngineInfo, SaveRequest
+from jaxctx_kernels import head_rows
 from scripts.checkpoints import init_random
 from tests.engines import SMALL, on_demand
 from tests.jaxctx.engine.echo_generation import greedy
@@ -51,17 +53,28 @@ def test_what_an_engine_reports_of_itself(echo_served: ServedModel) -> None:
     assert engine_info(echo_served, config).mesh == {}
 
 
-class Pages:
-    """In place of a runner: the shape of a page outside the pools."""
-
-    def __init__(self, heads: int) -> None:
-        self.page_shape = (2, 2, heads, 16, 128)
-
-
-def test_pages_of_another_layout_have_another_name() -> None:
-    spec = KVSpec(layers=2, kv_heads=4, head_dim=64, dtype="bfloat16")
-    assert kv_layout_name(spec, Pages(4)) == "bfloat16"  # type: ignore[arg-type]
-    assert kv_layout_name(spec, Pages(2)) == "bfloat16, 2 heads side by side"  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("kv_heads", "dim", "parts", "platform", "name"),
+    [
+        (4, 64, 1, "gpu", "bfloat16"),
+        (4, 64, 1, "tpu", "bfloat16, 2 heads side by side"),
+        (4, 64, 2, "tpu", "bfloat16, 2 heads side by side"),
+        (4, 64, 4, "tpu", "bfloat16, rows of 128 lanes"),
+        (3, 64, 1, "tpu", "bfloat16, 2 heads side by side, 3 heads in 2 rows"),
+        (6, 64, 2, "tpu", "bfloat16, 2 heads side by side, 3 heads in 2 rows"),
+        (6, 64, 1, "tpu", "bfloat16, 2 heads side by side"),
+        (32, 96, 1, "tpu", "bfloat16, rows of 128 lanes"),
+        (32, 96, 4, "tpu", "bfloat16, rows of 128 lanes"),
+        (32, 96, 1, "gpu", "bfloat16"),
+        (8, 256, 1, "tpu", "bfloat16"),
+    ],
+)
+def test_pages_of_another_layout_have_another_name(
+    kv_heads: int, dim: int, parts: int, platform: str, name: str
+) -> None:
+    kv = KVSpec(layers=2, kv_heads=kv_heads, head_dim=dim, dtype="bfloat16")
+    program = SimpleNamespace(kv=kv, kv_parts=parts, head_rows=head_rows(kv_heads // parts, dim, platform))
+    assert kv_layout_name(program) == name  # type: ignore[arg-type]
 
 
 async def test_an_engine_is_built_then_started(echo_served: ServedModel) -> None:

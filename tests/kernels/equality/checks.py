@@ -75,8 +75,8 @@ class Drawn:
     @classmethod
     def make(cls, layout: Layout, seed: int) -> Drawn:
         rng = generator(seed, str(layout))
-        side_by_side = layout.of.platform == "tpu" and layout.head_dim < kv_cache.LANES
-        rows, kv_heads = int(rng.choice(ROWS)), 2 if side_by_side else int(rng.integers(1, 3))
+        shares_lanes = layout.of.platform == "tpu" and layout.head_dim <= kv_cache.LANES // 2
+        rows, kv_heads = int(rng.choice(ROWS)), int(rng.integers(1, 4 if shares_lanes else 3))
         eight_bits = jnp.dtype(layout.dtype).itemsize == 1
         row_dtype = str(rng.choice(["float32", "bfloat16"])) if eight_bits else layout.dtype
         dma: Dma = "eager" if rng.random() < 0.5 else "on_wait"
@@ -209,7 +209,7 @@ def check_attention(subject: Subject, rng: Generator, case: str) -> KernelName:
     check_same_pages(k_after, poisoned(k, after), "keys", tree.slots)
     check_same_pages(v_after, poisoned(v, after), "values", tree.slots)
     if isinstance(k_after, QuantizedKV):  # what was written may be rounded otherwise than here
-        exact_k, exact_v = dequantized(k_after), dequantized(v_after)
+        exact_k, exact_v = (dequantized(each, drawn.kv_heads, layout.head_dim) for each in (k_after, v_after))
     got = np.asarray(output, np.float64)
     seen = tree.segments, layout.page_size, tree.mask, tree.window, tree.soft_cap
     want = dense_attention(q.astype(np.float64), exact_k, exact_v, *seen)
@@ -240,7 +240,7 @@ def write_and_attend(
     """A layer's part of a step."""
     k_pages, v_pages = write_rows(k_pages, v_pages, k, v, slots, kernel=step.shape.kernel)
     metadata = unpack_metadata(step.shape, packed)
-    output = attend(q, k_pages, v_pages, metadata, mask, shape=step.shape, soft_cap=step.soft_cap)
+    output = attend(q, k_pages, v_pages, metadata, mask, shape=step.shape, kv_heads=k.shape[1], soft_cap=step.soft_cap)
     return output, k_pages, v_pages
 
 

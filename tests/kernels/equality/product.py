@@ -88,7 +88,7 @@ class Layout:
 
     @property
     def is_refused(self) -> bool:
-        """Whether its kernel is not made for it. Two KV heads of 64 lie side by side on a TPU.
+        """Whether its kernel is not made for it.
 
         Without a kernel plain JAX writes and moves pages on a GPU too, so that no layout is refused there.
         """

@@ -227,24 +227,31 @@ def stored_pages(numbers: Array, struct: Any) -> tuple[Any, Array]:
     """
     stored = kv_values(struct).dtype
     dtype = DTYPE_OF_BITS.get(stored, stored)
-    stored_heads = kv_values(struct).shape[0]
-    side_by_side = len(numbers) // stored_heads
+    stored_heads, _, _, lanes = kv_values(struct).shape
     if not isinstance(struct, QuantizedKV):
         values = numbers.astype(dtype)
-        return _side_by_side(values, stored_heads).view(stored), values.astype(np.float32)
+        return _in_rows(values, stored_heads, lanes).view(stored), values.astype(np.float32)
     largest = LARGEST_INT8 if dtype == jnp.int8 else LARGEST_FLOAT8
     scales = np.abs(numbers).max(-1) / np.float32(largest)
     scaled = numbers / np.where(scales == 0, 1, scales)[..., None]
     values = (np.rint(scaled) if dtype == jnp.int8 else scaled).astype(dtype)
-    beside = scales.reshape(stored_heads, side_by_side, *scales.shape[1:]).transpose(0, 2, 1, 3)
+    beside = _side_by_side(scales, stored_heads).transpose(0, 2, 1, 3)
     spare = struct.scales.shape[3] - beside.shape[3]  # lanes that a TPU has and nobody reads
     beside = np.pad(beside, ((0, 0), (0, 0), (0, 0), (0, spare)))
-    pages = QuantizedKV(_side_by_side(values, stored_heads).view(stored), beside)  # type: ignore[arg-type]
+    pages = QuantizedKV(_in_rows(values, stored_heads, lanes).view(stored), beside)  # type: ignore[arg-type]
     return pages, values.astype(np.float32) * scales[..., None]
 
 
+def _in_rows(values: Array, stored_heads: int, lanes: int) -> Array:
+    """`[kv_heads, pages, page_size, head_dim]` → `[stored_heads, pages, page_size, lanes]`, with zeros to spare."""
+    heads = _side_by_side(values, stored_heads).transpose(0, 2, 3, 1, 4)
+    rows = heads.reshape(*heads.shape[:3], -1)
+    return np.pad(rows, ((0, 0), (0, 0), (0, 0), (0, lanes - rows.shape[3])))
+
+
 def _side_by_side(values: Array, stored_heads: int) -> Array:
-    """`[kv_heads, pages, page_size, head_dim]` → `[stored_heads, pages, page_size, lanes]`."""
-    _, pages, size, dim = values.shape
-    heads = values.reshape(stored_heads, -1, pages, size, dim).transpose(0, 2, 3, 1, 4)
-    return np.ascontiguousarray(heads.reshape(stored_heads, pages, size, -1))
+    """`[kv_heads, …]` → `[stored_heads, heads of a row, …]`, with zeros for heads that there is only room for."""
+    of_row = 1 << (-(-len(values) // stored_heads) - 1).bit_length()  # a power of two
+    room = stored_heads * of_row
+    padded = np.pad(values, ((0, room - len(values)), *((0, 0),) * (values.ndim - 1)))
+    return padded.reshape(stored_heads, -1, *values.shape[1:])

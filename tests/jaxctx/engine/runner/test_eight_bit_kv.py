@@ -47,7 +47,7 @@ async def test_a_disturbed_context_goes_on_as_if_it_were_not(
     served = replace(echo_served, model=model, params=params, revision=f"KV of {dtype}")
     device = devices[served.revision, CONFIG.page_size, ""] = on_demand(served, CONFIG)
     assert device.page_bytes == page_bytes(model.kv, CONFIG.page_size) == 2 * 2 * 2 * 16 * (16 + 4)
-    assert kv_layout_name(model.kv, device) == dtype
+    assert kv_layout_name(device.program) == dtype
     engine: LocalEngine = make_engine(CONFIG, served, store=tmp_path.as_uri())
     undisturbed = await continued(engine, await filled(engine, PROMPT, "undisturbed"))
     assert len(set(undisturbed)) > 10  # it says something

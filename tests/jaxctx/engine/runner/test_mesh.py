@@ -188,11 +188,11 @@ def test_a_mesh_has_its_kernel_with_more_devices_than_kv_heads(tensor: int, monk
     assert program.kernel.why_no_kernel == ""
 
 
-@pytest.mark.parametrize(("kv", "stored"), [(2, (2, 128)), (4, (4, 64))])
+@pytest.mark.parametrize(("kv", "stored"), [(2, (2, 128)), (4, (4, 128))])
 def test_heads_that_share_lanes_are_laid_out_by_what_a_device_has(
     kv: int, stored: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four KV heads of 64 on a TPU: side by side where a device has two, apart where it has one."""
+    """Four KV heads of 64 on a TPU: side by side where a device has two, half a row where it has one."""
     monkeypatch.setattr(
         "jaxctx.engine.runner.compiled_model.kv_pages_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], "tpu")
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxctx.cache.context_cache import Identity
-from jaxctx.engine.config import EngineConfig, RuntimeDeps
+from jaxctx.engine.config import EngineConfig, RuntimeDeps, page_bytes
 from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.factory import kv_layout_name
 from jaxctx.engine.interface import Caller
@@ -18,7 +18,6 @@ from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import write_metadata
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
-from jaxctx.model.interface import KVSpec
 from jaxctx.model.sharding import make_mesh
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from jaxctx_kernels import Segment, kv_pages_struct
@@ -96,19 +95,23 @@ def test_all_that_a_server_on_a_mesh_compiles_can_be_called(echo_served) -> None
 
 @pytest.mark.slow
 def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pools are laid out for a TPU. Their pages are of another kind: no snapshot may mix them up."""
-    narrow, prompt = replace(TINY, head_dim=64), [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6]
+    """As pools are laid out for a TPU: three heads in two rows. No snapshot may mix them up with other pages."""
+    narrow, prompt = replace(TINY, heads=6, kv_heads=3, head_dim=64), [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8]
     core = core_on(echo_served, None, narrow)
     alone = run(core, prompt, 30)
-    assert kv_layout_name(KVSpec(2, 2, 64, "float32"), core.runner) == "float32"
+    assert kv_layout_name(core.runner.program) == "float32"
+    assert core.runner.program.spare_page_bytes == 0
     monkeypatch.setattr(
         "jaxctx.engine.runner.compiled_model.kv_pages_struct", lambda *sizes: kv_pages_struct(*sizes[:-1], "tpu")
     )
     core = core_on(echo_served, None, narrow)
-    assert core.runner._pools[0].k.shape == (1, narrow.layers * (CONFIG.pages + 1), CONFIG.page_size, 128)
+    assert core.runner._pools[0].k.shape == (2, narrow.layers * (CONFIG.pages + 1), CONFIG.page_size, 128)
     assert run(core, prompt, 30) == alone
     assert len(set(alone)) > 10
-    assert kv_layout_name(KVSpec(2, 2, 64, "float32"), core.runner) == "float32, 2 heads side by side"
+    assert kv_layout_name(core.runner.program) == "float32, 2 heads side by side, 3 heads in 2 rows"
+    spare = 2 * narrow.layers * CONFIG.page_size * (2 * 128 - 3 * 64) * 4  # keys and values, float32
+    assert core.runner.program.spare_page_bytes == spare
+    assert core.runner.page_bytes == page_bytes(core.runner.program.kv, CONFIG.page_size, "tpu")
 
 
 def zeros(struct) -> jax.Array:
