@@ -41,7 +41,19 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "inherited-members": True, "show-inheritance": False}
 autodoc_preserve_defaults = True
-field_comment_modules = ["jaxctx.types", "jaxctx.client.options", "jaxctx.client.streams", "jaxctx.client.templates"]
+field_comment_modules = [
+    "jaxctx.types.lifetime",
+    "jaxctx.types.contexts",
+    "jaxctx.types.generation",
+    "jaxctx.types.forward",
+    "jaxctx.types.snapshots",
+    "jaxctx.types.sessions",
+    "jaxctx.types.models",
+    "jaxctx.types.engines",
+    "jaxctx.client.options",
+    "jaxctx.client.streams",
+    "jaxctx.client.templates",
+]
 python_use_unqualified_type_names = True
 # Names in signatures that have no page here: private ones, type variables, and those of Python and gRPC.
 nitpick_ignore_regex = [("py:.*", ".*")]

@@ -9,6 +9,7 @@ on a quiet one it is the time on the clock.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import time
 from collections.abc import Callable
@@ -130,6 +131,7 @@ def decode_operations_s(streams: int = 64, tokens: int = 256) -> float:
 
 def main() -> None:
     """Print one line per figure."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     short, long = fork_s(1032), fork_s(LONG + 8)
     print(f"fork of 1k tokens      {short * 1e6:8.1f} µs")
     print(f"fork of 32k tokens     {long * 1e6:8.1f} µs   {long / short:.2f} times the 1k one")

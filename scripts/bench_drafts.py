@@ -12,6 +12,7 @@ rows rounds otherwise than a step of one.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import ModelText
 from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from jaxctx_server.config import ServeConfig
-from jaxctx_server.engine_builder import build_engine
+from jaxctx_server.engine_builder.build import build_engine
 from jaxctx_server.progress import Progress
 
 ME = Caller()
@@ -82,14 +83,18 @@ def measure(model: str | None, draft: Path | None) -> dict[str, Outputs]:
 
 def main() -> int:
     """Print a row for each draft model and each kind of sampling."""
-    model = None if sys.argv[1] == "bundled" else sys.argv[1]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="MODEL_DIR", help="the served model, or bundled")
+    parser.add_argument("drafts", metavar="DRAFT_DIR", nargs="+", help="a draft model, or bundled")
+    arguments = parser.parse_args()
+    model = None if arguments.model == "bundled" else arguments.model
     alone = measure(model, None)
     print(f"{len(PROMPTS)} outputs of {TOKENS} tokens")
     print(f"{'draft model':24}{'sampling':28}{'steps':>14}{'guesses right':>16}")
     for name, outputs in alone.items():
         print(f"{'none':24}{name:28}{outputs.steps:14}")
     is_equal = True
-    for directory in sys.argv[2:]:
+    for directory in arguments.drafts:
         draft = BUNDLED if directory == "bundled" else Path(directory)
         for name, outputs in measure(model, draft).items():
             same = outputs.tokens == alone[name].tokens

@@ -11,8 +11,8 @@ while the device computes.
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -84,6 +84,9 @@ def measure(core: EngineCore, streams: int) -> list[tuple[float, float]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("streams", metavar="STREAMS", type=int, nargs="*", default=(1, 16, 32), help="default: 1 16 32")
+    arguments = parser.parse_args()
     loaded = load_model(BUNDLED, dtype="float32")
     config = EngineConfig(
         pages=64 * 240, max_batch=64, max_batch_tokens=512, max_context_tokens=LENGTH + MAX_NEW_TOKENS
@@ -91,7 +94,7 @@ def main() -> None:
     device = ModelRunner(loaded.model, loaded.params, config)
     device.compile()
     print("streams  drafts   sent  booked  (ms, medians of", STEPS - 20, "steps)")
-    for streams in map(int, sys.argv[1:] or ("1", "16", "32")):
+    for streams in arguments.streams:
         for drafts in (0, 8):
             identity = Identity(namespace="", model_revision=loaded.revision, kv_dtype=loaded.model.kv.dtype)
             sizes = replace(config, draft_tokens=drafts)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from typing import Any
@@ -38,6 +39,7 @@ def measure(rows: int, vocab_size: int, spread: float, options: dict[str, Any], 
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for rows, vocab_size in ((8, 152_000), (16, 8_192)):
         for name, (spread, options) in CASES.items():
             print(f"{rows:3d} x {vocab_size:7d}  {name:36s} {measure(rows, vocab_size, spread, options):8.2f} ms")

@@ -10,6 +10,7 @@ Which layer may import which is import-linter's part (pyproject.toml).
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 from collections.abc import Iterator
@@ -130,9 +131,11 @@ def check(root: Path) -> list[Finding]:
     return findings
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Exit status: 1 if there is any finding."""
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", metavar="ROOT", type=Path, nargs="?", default=Path(__file__).resolve().parent.parent)
+    root = parser.parse_args(argv).root
     findings = check(root)
     for finding in findings:
         print(finding)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write tests/goldens/classes.json: the model that transformers makes of a config.json that leaves keys out.
 
-usage: make_class_goldens.py      (needs torch and transformers beside jaxctx; takes half a minute)
+    scripts/make_class_goldens.py      (needs torch and transformers beside jaxctx; takes half a minute)
 
 For each family a configuration that says everything, and variants of it: without each key in turn, with null in its
 place, and with the keys of windows and RoPE in the combinations that files have. Beside each is what transformers
@@ -10,6 +10,7 @@ builds, read off its modules (shapes, biases, RoPE's frequencies) and not off it
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -371,6 +372,7 @@ def windows(family: str, config: Any) -> list[int | None]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     configurations = {
         **{f"{family}: {name}": raw for family in OF_FAMILY for name, raw in sorted(variants(family))},
         **{f"Gemma3ForConditionalGeneration: {name}": raw for name, raw in with_images()},

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write tests/goldens/*.npz: what transformers computes for tiny random models, so that the suite need not have torch.
 
-usage: make_goldens.py [NAME ...]     of SHAPES; none: all of them
+    scripts/make_goldens.py [NAME ...]     of SHAPES; none: all of them
 
 Needs torch and transformers beside jaxctx; all of them take some minutes.
 
@@ -12,9 +12,9 @@ The seed is the first with which no greedy choice is close to a tie.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -306,8 +306,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", metavar="NAME", nargs="*")
+    arguments = parser.parse_args()
     GOLDENS.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or SHAPES:
+    for name in arguments.names or SHAPES:
         config = SHAPES[name]
         seed, golden = first_without_ties(config)
         raw = json.dumps(config)

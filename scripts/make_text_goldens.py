@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write tests/goldens/text.json: what transformers makes of small tokenizers and of templates of our own.
 
-usage: make_text_goldens.py      (needs transformers beside jaxctx; takes some seconds)
+    scripts/make_text_goldens.py      (needs transformers beside jaxctx; takes some seconds)
 
 For each kind of tokenizer in tests/jaxctx/model/text/tokenizer_kinds.py: the ids of some texts, with and without
 special tokens, and the texts of these ids. For each template in own_templates.py, the prompts of the conversations of
@@ -10,6 +10,7 @@ conversations.py; null where it refuses.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -107,4 +108,5 @@ def written(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     GOLDENS.write_text(written(goldens()), "utf-8")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the blocking client from the asyncio one: the same code without `async` and `await`.
 
-usage: sync_client.py FOLDER      (scripts/stubs runs it and compares or installs the result)
+    scripts/sync_client.py FOLDER      (scripts/stubs runs it and compares or installs the result)
 
 Writes FOLDER/_sync from the modules of jaxctx/client that call a server. What only computes (requests, templates,
 streams) is one module for both clients. RULES has all replacements. A rule that matches nothing, and an asyncio word
@@ -9,6 +9,7 @@ that is left over, are errors: so the rules and the client cannot drift apart un
 more than words, both call a function each (jaxctx/client/gathering.py).
 """
 
+import argparse
 import re
 import subprocess
 import sys
@@ -98,8 +99,10 @@ def module_paths() -> Iterable[Path]:
             yield CLIENT / f"{name}.py"
 
 
-def main(folder: str) -> None:
-    target = Path(folder, "_sync")
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the folder to write _sync into")
+    target = parser.parse_args(argv).folder / "_sync"
     sources = {path.relative_to(CLIENT).as_posix(): path.read_text(encoding="utf-8") for path in module_paths()}
     try:
         translated = transform(sources)
@@ -118,4 +121,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -69,6 +69,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(str(item.path), len(places)))
 
 
+# A tenth of a session's time would go into looking through some million objects that live as long as it does.
+gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over modules and tests."""
+    gc.freeze()
+
+
 def pytest_configure() -> None:
     """A shell's background job ignores SIGINT, and so would every process that a test starts and ends with it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from jaxctx.engine.interface import Caller, Engine
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.model.functional import DecoderModel, FlatParams
 from jaxctx.model.sharding import check_divisible, put_parameter
+from jaxctx.programs import native_functions
 from jaxctx.store import SnapshotStore
 from jaxctx.types import ContextInfo, ContextPages
 from tests.echo import echo_model
@@ -117,6 +119,14 @@ def echo_served() -> ServedModel:
 @pytest.fixture(scope="session")
 def devices() -> dict[object, ModelRunner]:
     return {}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed_packages_are_looked_through_once() -> Iterator[None]:
+    """For native functions, as each server does when it starts: that takes longer than many of its tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_functions, "entry_points", cache(native_functions.entry_points))
+        yield
 
 
 @pytest.fixture

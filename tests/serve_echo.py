@@ -5,16 +5,16 @@ python -m tests.serve_echo [arguments of jaxctx-serve]
 
 import sys
 
-from jaxctx_server import engine_builder
 from jaxctx_server.cli import main
+from jaxctx_server.engine_builder import build
 from tests.echo import echo_model
 
 MAX_POSITIONS = 8192
 
 
 def put_echo_in_place() -> None:
-    """From now on `engine_builder.build_engine` finds the echo model, whatever directory it is given."""
-    engine_builder._model = lambda config, mesh, progress: echo_model(max_positions=MAX_POSITIONS)
+    """From now on `build_engine` finds the echo model, whatever directory it is given."""
+    build.load_served_model = lambda config, mesh, progress: echo_model(max_positions=MAX_POSITIONS)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ python -m tests.serve_obedient [arguments of jaxctx-serve]
 
 import sys
 
-from jaxctx_server import engine_builder
 from jaxctx_server.cli import main
+from jaxctx_server.engine_builder import build
 from tests.obedient import obedient_model
 
 if __name__ == "__main__":
-    engine_builder._model = lambda config, mesh, progress: obedient_model()
+    build.load_served_model = lambda config, mesh, progress: obedient_model()
     sys.exit(main())

@@ -122,7 +122,7 @@ class Client(AsyncCloseable):
             manual_commit=manual_commit,
             pinned=pinned,
             labels=labels,
-            ttl=requests.ttl_fields(ttl_s, sliding),
+            ttl=requests.time_to_live(ttl_s, sliding),
             pin_for=requests.duration_field("pin_for", pin_s),
         )
         response = await self._channel.call(self._channel.contexts.CreateContext, request, timeout_s)
@@ -250,7 +250,7 @@ class Client(AsyncCloseable):
             priority=priority,
             pinned=pinned,
             pin_for=requests.duration_field("pin_for", pin_s),
-            ttl=requests.ttl_fields(ttl_s, sliding),
+            ttl=requests.time_to_live(ttl_s, sliding),
         )
         response = await self._channel.call(self._channel.snapshots.Open, request, timeout_s)
         return self._opened_context(convert.open_response_from_proto(response))
@@ -280,7 +280,7 @@ class Client(AsyncCloseable):
             priority=priority,
             pinned=pinned,
             pin_for=requests.duration_field("pin_for", pin_s),
-            ttl=requests.ttl_fields(ttl_s, sliding),
+            ttl=requests.time_to_live(ttl_s, sliding),
         )
         response = await self._channel.call(self._channel.snapshots.Take, request, timeout_s)
         return self._opened_context(convert.take_response_from_proto(response))
@@ -363,8 +363,8 @@ class Client(AsyncCloseable):
             snapshot_service_pb2.UpdateSnapshotRequest,
             name=name,
             version=version,
-            ttl=requests.ttl_fields(ttl_s, sliding),
-            labels=requests.labels_fields(labels),
+            ttl=requests.time_to_live(ttl_s, sliding),
+            labels=requests.all_labels(snapshot_service_pb2.UpdateSnapshotRequest.Labels, labels),
         )
         response = await self._channel.call(self._channel.snapshots.UpdateSnapshot, request, timeout_s)
         return convert.snapshot_from_proto(response.snapshot)
@@ -407,8 +407,8 @@ class Client(AsyncCloseable):
         request = requests.build_request(
             snapshot_service_pb2.UpdatePublicationRequest,
             publication_id=publication_id,
-            ttl=requests.ttl_fields(ttl_s, sliding),
-            labels=requests.labels_fields(labels),
+            ttl=requests.time_to_live(ttl_s, sliding),
+            labels=requests.all_labels(snapshot_service_pb2.UpdatePublicationRequest.Labels, labels),
         )
         response = await self._channel.call(self._channel.snapshots.UpdatePublication, request, timeout_s)
         return convert.publication_from_proto(response.publication)
@@ -494,7 +494,7 @@ class Client(AsyncCloseable):
         request = requests.build_request(
             model_service_pb2.ApplyChatTemplateRequest,
             model_id=model_id,
-            messages=requests.chat_fields(messages, add_generation_prompt, chat_options),
+            messages=requests.chat_messages(messages, add_generation_prompt, chat_options),
         )
         response = await self._channel.call(self._channel.models.ApplyChatTemplate, request, timeout_s)
         return convert.rendered_chat_from_proto(response)

@@ -159,7 +159,7 @@ class Context(AsyncCloseable):
             context_service_pb2.GenerateRequest,
             context_id=self.id,
             n=n,
-            **requests.output_fields(options, GenerateOptions),
+            **requests.output_fields("", requests.checked_options(options, GenerateOptions)),
         )
         return Stream(self, request, timeout_s)
 
@@ -208,9 +208,9 @@ class Context(AsyncCloseable):
             context_id=self.id,
             tokens=tokens,
             positions=positions,
-            masks=requests.mask_fields(masks),
+            masks=requests.attention_masks(masks),
             keep_working=keep_working,
-            outputs=[requests.forward_output_fields(output) for output in outputs],
+            outputs=requests.forward_outputs(outputs),
         )
         response = await self._write(self._channel.contexts.Forward, request, timeout_s)
         result = convert.forward_result_from_proto(response)
@@ -315,8 +315,8 @@ class Context(AsyncCloseable):
             context_id=self.id,
             priority=priority,
             pinned=pinned,
-            labels=requests.labels_fields(labels),
-            ttl=requests.ttl_fields(ttl_s, sliding),
+            labels=requests.all_labels(context_service_pb2.UpdateContextRequest.Labels, labels),
+            ttl=requests.time_to_live(ttl_s, sliding),
             pin_for=requests.duration_field("pin_for", pin_s),
         )
         response = await self._write(self._channel.contexts.UpdateContext, request, timeout_s)
@@ -359,7 +359,7 @@ class Context(AsyncCloseable):
             name=name,
             durable=durable,
             overwrite_version=overwrite_version,
-            ttl=requests.ttl_fields(ttl_s, sliding),
+            ttl=requests.time_to_live(ttl_s, sliding),
             labels=labels,
             attachment=attachment,
             max_versions=max_versions,
@@ -386,7 +386,7 @@ class Context(AsyncCloseable):
         request = requests.build_request(
             snapshot_service_pb2.PublishRequest,
             context_id=self.id,
-            ttl=requests.ttl_fields(ttl_s, sliding),
+            ttl=requests.time_to_live(ttl_s, sliding),
             labels=labels,
         )
         response = await self._write(self._channel.snapshots.Publish, request, timeout_s)

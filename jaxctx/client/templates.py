@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar, Unpack, get_type_hints
 
 from jaxctx.client import requests
 from jaxctx.client.options import CallOutputOptions
+from jaxctx.v1 import session_service_pb2
 
 Variable = TypeVar("Variable")  # that of a client
 
@@ -31,7 +32,7 @@ class Output:
 
     def __init__(self, **options: Unpack[CallOutputOptions]) -> None:
         """Raises TypeError for an unknown option."""
-        self.fields = requests.output_fields(options, CallOutputOptions)
+        self.options = requests.checked_options(options, CallOutputOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +74,20 @@ class Call(Generic[Variable]):
         return list(self.outputs.values())[-1]
 
 
-def parameter_value(value: Any) -> dict[str, Any]:
-    """The field of a Parameter message for the value of a place: an output of this call, a variable, or a text."""
-    if isinstance(value, Output):
-        return {"output": value.fields}
+def parameter(number: int, name: str, value: Any) -> session_service_pb2.Parameter:
+    """The value of the place `name`, an output of this call, a variable, or a text, as the parameter of this number."""
+    path = f"parameters[{number}]"
+    fields: dict[str, Any] = {"name": name}
     if isinstance(value, Call):
         value = value.output
-    return {"variable_id": value.id} if hasattr(value, "id") else {"text": value}
+    if isinstance(value, Output):
+        options = requests.output_fields(f"{path}.output", value.options)
+        fields["output"] = requests.build_message(session_service_pb2.CallOutput, f"{path}.output", options)
+    elif hasattr(value, "id"):
+        fields["variable_id"] = value.id
+    else:
+        fields["text"] = value
+    return requests.build_message(session_service_pb2.Parameter, path, fields)
 
 
 def semantic(function: Callable[..., Any], /) -> Template:

@@ -6,6 +6,7 @@ tenth of one. The module is put together again only while a step is traced.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -201,6 +202,20 @@ def abstract(
     `dtype`. Those of 8 bits are multiplied as `matmul_dtype`, see `QuantizedWeight`; None: `dtype`. `int4`: the form of
     those of 4 bits, which no expert has. `wide`: names of those that have `dtype` all the same.
     """
+    return _abstract(config, dtype, kv_dtype, weights_dtype, matmul_dtype, frozenset(wide), int4)
+
+
+@lru_cache(maxsize=64)  # who loads a model or plans for one describes it several times over
+def _abstract(
+    config: ModelConfig,
+    dtype: str,
+    kv_dtype: str | None,
+    weights_dtype: str | None,
+    matmul_dtype: str | None,
+    wide: frozenset[str],
+    int4: Int4Form | None,
+) -> tuple[DecoderModel, FlatParams]:
+    """As `abstract`. What is returned is frozen, so that all may share it."""
 
     def create(shape: tuple[int, ...], kind: str) -> Any:
         if kind != "matrix" or weights_dtype is None or weights_dtype == dtype:

@@ -18,7 +18,7 @@ Milliseconds of `sample` on two CPU cores that had other work too (`scripts/benc
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -69,6 +69,7 @@ def slot_state(slots: int, vocab_size: int) -> SlotState:
     )
 
 
+@cache  # planners ask for the same again and again, and tracing takes milliseconds
 def slot_state_bytes(slots: int, vocab_size: int) -> int:
     """Bytes of the state of so many sequences, and the scratch slot, before a device pads them."""
     state = jax.eval_shape(partial(slot_state, slots, vocab_size))

@@ -4,7 +4,7 @@
 scripts/examples/chain.py [HOST:PORT]
 """
 
-import sys
+import argparse
 
 import jaxctx
 from jaxctx import Input, Output, semantic
@@ -31,4 +31,6 @@ def main(target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50051")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", metavar="HOST:PORT", nargs="?", default="127.0.0.1:50051")
+    main(parser.parse_args().target)

@@ -7,7 +7,7 @@ Everything is submitted before anything runs. Asking for the summary runs the fo
 over one copy of the text's KV, and then the summary; no answer travels to the client in between.
 """
 
-import sys
+import argparse
 from typing import Any
 
 import jaxctx
@@ -35,4 +35,6 @@ def main(target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50051")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", metavar="HOST:PORT", nargs="?", default="127.0.0.1:50051")
+    main(parser.parse_args().target)

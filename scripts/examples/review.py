@@ -7,7 +7,7 @@ The reviewers' calls feed one call, so that they run together, as a group. On a 
 (`jaxctx-serve --role router`) the last lines tell which engine took which part, and why.
 """
 
-import sys
+import argparse
 from typing import Any
 
 import jaxctx
@@ -40,4 +40,6 @@ def main(target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50051")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", metavar="HOST:PORT", nargs="?", default="127.0.0.1:50051")
+    main(parser.parse_args().target)

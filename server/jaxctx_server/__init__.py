@@ -12,7 +12,7 @@
     tls.py           certificates, read again while the server runs; file_stamps.py says whether a file has changed
     config.py        everything that can be set, once, by flags, environment and file
     cli.py           `jaxctx-serve`; server.py one run of a server, from start to drain
-    engine_builder.py  a model directory to a running engine; engine_settings.py its sizes, by the server's settings
+    engine_builder/  a model directory to a running engine, or to a plan; engine_settings.py the engine's configuration
     cluster.py       what the servers of one cluster know each other by; an engine's registration with its router
     deploy/          engines on a Ray cluster (`jaxctx-serve ray`), a manifest for Kubernetes
     engine_bounds.py   how many engines `jaxctx-serve ray` may start

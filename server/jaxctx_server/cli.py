@@ -162,7 +162,7 @@ def serve(config: "ServeConfig") -> int:
 
 def load_engine(config: "ServeConfig", progress: "Progress") -> "tuple[LocalEngine, ModelText]":
     """The engine and tokenizer of a server. Runs on the loading thread, which also imports JAX."""
-    from jaxctx_server.engine_builder import build_engine
+    from jaxctx_server.engine_builder.build import build_engine
 
     return build_engine(config, progress)
 
@@ -187,7 +187,7 @@ def end_now(status: int, unix_socket: Path | None = None) -> None:
 def convert(config: "ConvertConfig") -> int:
     """Write SRC as an Orbax checkpoint."""
     from jaxctx.model import weights
-    from jaxctx_server.engine_builder import user_errors
+    from jaxctx_server.engine_builder.user_errors import user_errors
     from jaxctx_server.progress import progress_shown
 
     dtype, weights_dtype = (None if each == "auto" else each for each in (config.dtype, config.weights_dtype))
@@ -201,7 +201,7 @@ def compile_ahead(config: "CompileConfig") -> int:
     """Start an engine, which compiles all that it will run into the cache, and stop it."""
     if config.compile_cache is None:
         raise StartError("--compile-cache: must be a directory")
-    from jaxctx_server.engine_builder import build_engine
+    from jaxctx_server.engine_builder.build import build_engine
     from jaxctx_server.progress import progress_shown
 
     whole = replace(config, compile_all=True, store=None, host_tokens=0, disk_tokens=0, disk_file=None)
@@ -217,12 +217,12 @@ def compile_ahead(config: "CompileConfig") -> int:
 
 def plan(config: "PlanConfig") -> int:
     """Print the sizes and what fits; the status says whether anything does, or --kv-tokens."""
-    from jaxctx_server import engine_builder
+    from jaxctx_server.engine_builder.plan import plan as plan_engine
     from jaxctx_server.plan_lines import plan_fields, plan_lines
     from jaxctx_server.progress import progress_shown
 
     with progress_shown(sys.stderr) as progress:
-        found = engine_builder.plan(config, progress)
+        found = plan_engine(config, progress)
     model = config.model or "bundled"
     if config.json:
         print(json.dumps({"model": model, "target": config.target, **plan_fields(found)}))

@@ -98,7 +98,7 @@ def messages(receiving: Connection, timeout_s: float) -> Iterator[Message]:
 def run_check(config: CheckConfig, sending: Connection) -> None:
     """The checking process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it goes to the whole group; the other process ends this one
-    from jaxctx_server.engine_builder import check
+    from jaxctx_server.engine_builder.check import check
 
     try:
         report = check(config, lambda report, case: sending.send(Begun(report, case)))

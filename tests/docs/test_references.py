@@ -118,5 +118,5 @@ class Usage:
         ("Usage", "prompt"): "Tokens of the prompt",
         ("Usage", "output"): "Tokens of the output, those of a resumed one included.",
     }
-    contract_types = comments.field_comments((ROOT / "jaxctx" / "types.py").read_text("utf-8"))
+    contract_types = comments.field_comments((ROOT / "jaxctx" / "types" / "generation.py").read_text("utf-8"))
     assert contract_types["SamplingParams", "temperature"] == "0 to 100; 0 is greedy"

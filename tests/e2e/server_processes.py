@@ -27,7 +27,7 @@ OBEDIENT = (sys.executable, "-m", "tests.serve_obedient")  # the same with a mod
 # Steps of one size and passes of one size: compiling is most of what starting a server takes.
 SMALL = ("--max-batch", "4", "--max-batch-tokens", "4", "--kv-tokens", "4096", "--max-context-tokens", "1024")
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["jaxctx_server.cli", "jaxctx_server.engine_builder"])
+FORKSERVER.set_forkserver_preload(["jaxctx_server.cli", "jaxctx_server.engine_builder.build"])
 
 
 def environment() -> dict[str, str]:

@@ -123,3 +123,13 @@ def open_grpc_server(text: ModelText) -> Callable[..., Any]:
 async def grpc_server(open_grpc_server: Callable[..., Any]) -> AsyncIterator[GrpcServer]:
     async with open_grpc_server() as grpc_server:
         yield grpc_server
+
+
+@pytest.fixture
+def echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `build_engine` serve the echo model, whatever directory it is given."""
+    from jaxctx_server.engine_builder import build  # which imports JAX, for these tests alone
+    from tests.serve_echo import put_echo_in_place
+
+    monkeypatch.setattr(build, "load_served_model", build.load_served_model)  # and back afterwards
+    put_echo_in_place()

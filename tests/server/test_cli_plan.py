@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
-from jax.sharding import Mesh
 
-from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.plan import memory_planner
-from jaxctx.engine.plan.memory_planner import TARGETS, MemoryPlan
-from jaxctx.engine.plan.mesh_plan import MeshPlan
+from jaxctx.engine.plan.memory_planner import TARGETS
 from jaxctx.engine.plan.mesh_targets import mesh_target
-from jaxctx.engine.runner.compiled_model import CompiledModel
-from jaxctx.engine.runner.model_runner import CompileProgress
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.weights import convert
-from jaxctx_server import engine_builder
 from jaxctx_server.cli import main
 from jaxctx_server.errors import MODEL, OK, USAGE
 from tests.jaxctx.model.quantization.encode import FORMATS, write_quantized
+from tests.server.engine_builder.planners import OnEightDevices, Planned
 
 TINY = {  # as in tests/jaxctx/engine/plan/test_memory_planner.py, so that one of them finds what the other compiled
     "architectures": ["LlamaForCausalLM"],
@@ -56,18 +49,6 @@ def test_a_configuration_is_enough(directory: str, capsys: pytest.CaptureFixture
     assert tokens == 16 * pages
     assert contexts == tokens // 4096 > 0
     assert "compiling: 3/3 step of 4 rows" in captured.err
-
-
-class Planned:
-    """In place of compiling: what was asked for, and the same answer to all."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, pages: int = 512) -> None:
-        self.pages = pages
-        monkeypatch.setattr(engine_builder, "plan_memory", self)
-
-    def __call__(self, program: CompiledModel, memory: int, share: float, progress: CompileProgress) -> MemoryPlan:
-        self.program, self.memory, self.share = program, memory, share
-        return MemoryPlan(1 << 34, 3 << 29, 1 << 20, 5 << 20, 0, -12345 << 10, 123456, self.pages, 16 * self.pages, 2)
 
 
 def test_the_table(directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,21 +134,6 @@ def test_settings_and_shapes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned.program._model.config.vocab_size == 4096  # the bundled model
 
 
-class OnEightDevices:
-    """In place of a machine that is described, this one's eight devices; and in place of compiling, what was asked."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
-        self.tokens = tokens
-        monkeypatch.setattr(engine_builder, "compiling_for_target", lambda name, target: nullcontext(jax.devices()))
-        monkeypatch.setattr(engine_builder, "plan_mesh", self)
-
-    def __call__(self, with_layers: Any, layers: int, config: EngineConfig, mesh: Mesh, *rest: Any) -> MeshPlan:
-        self.model, self.layers, self.config, self.mesh = with_layers(2)[0], layers, config, mesh
-        self.memory, self.share, _ = rest
-        memory = MemoryPlan(1 << 34, 3 << 29, 1 << 20, 5 << 20, 0, 1, 2, self.tokens // 16, self.tokens, 0)
-        return MeshPlan(mesh.size, dict(mesh.shape), memory, config.max_batch_tokens, (), (), ())
-
-
 def test_several_chips(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     planned = OnEightDevices(monkeypatch, tokens=160)
     assert main(["plan", "llama-3.1-70b", "--target", "8xh100", "--memory-fraction", "0.5"], {}) == OK
@@ -182,74 +148,6 @@ def test_several_chips(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert "--tensor: 8xh100 has 8 devices" in capsys.readouterr().err
     assert main(["plan", "--target", "8xh100"], {}) == USAGE  # the bundled model has four query heads
     assert "8 devices do not divide the model's heads = 4 on kv_heads = 2; these" in capsys.readouterr().err
-
-
-class Refuses:
-    """In place of a target whose compiler refuses every step, this machine's CPU. Remembers what was compiled."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-        self.asked = 0
-        described = nullcontext((jax.devices(), TARGETS[target].memory))
-        monkeypatch.setattr(engine_builder, "compiling_for", lambda name: described)
-        monkeypatch.setattr(engine_builder, "plan_memory", self)
-
-    def __call__(self, *_: Any) -> MemoryPlan:
-        self.asked += 1
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm")
-
-
-@pytest.mark.parametrize(
-    ("model", "target", "more", "compiled", "message"),
-    [
-        ("mixtral-8x7b", "v6e", (), 0, "weights take 87.0 GiB of 31.2 GiB; --target v6e-4 holds it, with 4 devices"),
-        ("mixtral-8x7b", "rtx4090", (), 0, "87.0 GiB of 17.7 GiB; 8 of rtx4090 hold it (--tensor 8)"),
-        ("mixtral-8x7b", "v6e", ("--weights-dtype", "int8"), 0, "43.8 GiB of 31.2 GiB; --target v6e-4 holds it"),
-        ("qwen3-0.6b", "v5e", (), 1, "its memory is too small for a step; --target v5e-4 holds it, with 4 devices"),
-    ],
-)
-def test_what_is_too_large_names_a_machine(
-    model: str,
-    target: str,
-    more: tuple[str, ...],
-    compiled: int,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """At once where the weights alone are too large, else when the chip's compiler says so."""
-    refuses = Refuses(monkeypatch, target)
-    assert main(["plan", model, "--target", target, *more], {}) == MODEL
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"jaxctx-serve: {model}: does not fit on {target}: ")
-    assert message in captured.err
-    assert captured.out == ""
-    assert refuses.asked == compiled
-
-
-def test_what_leaves_no_kv_names_a_machine(
-    directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Refuses(monkeypatch, "h200")
-    Planned(monkeypatch, pages=0)
-    assert main(["plan", "qwen3-0.6b", "--target", "h200"], {}) == MODEL
-    captured = capsys.readouterr()
-    assert captured.out.startswith("qwen3-0.6b on h200: ")
-    assert "nothing is left for KV on h200; --target 2xh200 holds it, with 2 devices\n" in captured.err
-    assert main(["plan", directory, "--target", "h200"], {}) == MODEL  # one KV head, two query heads
-    assert "--target 2xh200 holds it" in capsys.readouterr().err
-    assert main(["plan", directory], {}) == MODEL
-    assert "nothing is left" not in capsys.readouterr().err  # nobody knows larger ones than this machine
-
-
-def test_a_mesh_that_is_too_small_names_a_larger_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    planned = OnEightDevices(monkeypatch, tokens=0)
-    assert main(["plan", "llama-3.1-70b", "--target", "v5e-8"], {}) == MODEL
-    assert "16.4 GiB of 15.8 GiB of each chip; --target v5e-16 holds it" in capsys.readouterr().err
-    assert not hasattr(planned, "mesh")  # nothing was compiled
-    assert main(["plan", "qwen3-0.6b", "--target", "8xh100"], {}) == MODEL
-    assert "no machine of h100 that the model divides over holds it" in capsys.readouterr().err
 
 
 def test_weights_are_planned_as_a_directory_stores_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

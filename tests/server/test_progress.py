@@ -55,8 +55,8 @@ def test_under_a_pipe_a_start_that_reports_nothing_is_not_silent() -> None:
     program = """
 import sys, time
 from jaxctx_server import progress
-from jaxctx_server import engine_builder
 from jaxctx_server import cli
+from jaxctx_server.engine_builder import build
 from jaxctx_server.errors import StartError
 progress.SILENCE_S = 0.05
 def load(config, progress):
@@ -64,7 +64,7 @@ def load(config, progress):
     progress.compiled("step of 4 rows", 1, 2)
     time.sleep(1)
     raise StartError("at the end")
-engine_builder.build_engine = load
+build.build_engine = load
 sys.exit(cli.main(["--grpc-port", "0"], {}))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)

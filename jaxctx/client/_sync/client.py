@@ -123,7 +123,7 @@ class Client(Closeable):
             manual_commit=manual_commit,
             pinned=pinned,
             labels=labels,
-            ttl=requests.ttl_fields(ttl_s, sliding),
+            ttl=requests.time_to_live(ttl_s, sliding),
             pin_for=requests.duration_field("pin_for", pin_s),
         )
         response = self._channel.call(self._channel.contexts.CreateContext, request, timeout_s)
@@ -251,7 +251,7 @@ class Client(Closeable):
             priority=priority,
             pinned=pinned,
             pin_for=requests.duration_field("pin_for", pin_s),
-            ttl=requests.ttl_fields(ttl_s, sliding),
+            ttl=requests.time_to_live(ttl_s, sliding),
         )
         response = self._channel.call(self._channel.snapshots.Open, request, timeout_s)
         return self._opened_context(convert.open_response_from_proto(response))
@@ -281,7 +281,7 @@ class Client(Closeable):
             priority=priority,
             pinned=pinned,
             pin_for=requests.duration_field("pin_for", pin_s),
-            ttl=requests.ttl_fields(ttl_s, sliding),
+            ttl=requests.time_to_live(ttl_s, sliding),
         )
         response = self._channel.call(self._channel.snapshots.Take, request, timeout_s)
         return self._opened_context(convert.take_response_from_proto(response))
@@ -362,8 +362,8 @@ class Client(Closeable):
             snapshot_service_pb2.UpdateSnapshotRequest,
             name=name,
             version=version,
-            ttl=requests.ttl_fields(ttl_s, sliding),
-            labels=requests.labels_fields(labels),
+            ttl=requests.time_to_live(ttl_s, sliding),
+            labels=requests.all_labels(snapshot_service_pb2.UpdateSnapshotRequest.Labels, labels),
         )
         response = self._channel.call(self._channel.snapshots.UpdateSnapshot, request, timeout_s)
         return convert.snapshot_from_proto(response.snapshot)
@@ -406,8 +406,8 @@ class Client(Closeable):
         request = requests.build_request(
             snapshot_service_pb2.UpdatePublicationRequest,
             publication_id=publication_id,
-            ttl=requests.ttl_fields(ttl_s, sliding),
-            labels=requests.labels_fields(labels),
+            ttl=requests.time_to_live(ttl_s, sliding),
+            labels=requests.all_labels(snapshot_service_pb2.UpdatePublicationRequest.Labels, labels),
         )
         response = self._channel.call(self._channel.snapshots.UpdatePublication, request, timeout_s)
         return convert.publication_from_proto(response.publication)
@@ -493,7 +493,7 @@ class Client(Closeable):
         request = requests.build_request(
             model_service_pb2.ApplyChatTemplateRequest,
             model_id=model_id,
-            messages=requests.chat_fields(messages, add_generation_prompt, chat_options),
+            messages=requests.chat_messages(messages, add_generation_prompt, chat_options),
         )
         response = self._channel.call(self._channel.models.ApplyChatTemplate, request, timeout_s)
         return convert.rendered_chat_from_proto(response)

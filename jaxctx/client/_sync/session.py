@@ -11,7 +11,7 @@ from jaxctx import convert
 from jaxctx.client import requests
 from jaxctx.client._sync.channel import Channel, Closeable
 from jaxctx.client.gathering import in_turn
-from jaxctx.client.templates import Call, Template, parameter_value
+from jaxctx.client.templates import Call, Template, parameter
 from jaxctx.errors import NotFound
 from jaxctx.types import Criterion, GraphTask, SessionInfo, VariableInfo
 from jaxctx.v1 import session_service_pb2
@@ -152,7 +152,7 @@ class Session(Closeable):
             template=None if template.function else template.text,
             model_id=template.model_id,
             timeout=requests.duration_field("timeout", template.limit_s),
-            parameters=[{"name": name, **parameter_value(value)} for name, value in values.items()],
+            parameters=[parameter(place, name, value) for place, (name, value) in enumerate(values.items())],
         )
         response = self._channel.call(self._channel.sessions.SubmitCall, request, timeout_s)
         submitted = convert.submit_call_result_from_proto(response)

@@ -9,6 +9,7 @@ import pytest
 
 import jaxctx
 from jaxctx import errors
+from jaxctx.v1.content_pb2 import ChatMessage, ToolCall
 
 REFUSED_HERE: list[tuple[str, Any, str]] = [
     ("fill", lambda context, client: context.fill(tokens=[1, 2**40]), "tokens.ids"),
@@ -146,3 +147,28 @@ async def test_a_chat_option_that_does_not_exist_is_a_type_error(either: Any, cl
     context = await either(client.create())
     with pytest.raises(TypeError, match="tolls"):
         await either(context.fill(messages=[{"role": "u"}], chat_options={"tolls": []}))
+
+
+@pytest.mark.parametrize(
+    ("places", "field"),
+    [
+        ({"a": "\ud800"}, "parameters[0].text"),
+        ({"a": "text", "b": 7}, "parameters[1].text"),
+        ({"a": "text", "b": jaxctx.Output(max_tokens=2**40)}, "parameters[1].output.max_tokens"),
+        ({"a": jaxctx.Output(temperature="hot")}, "parameters[0].output.sampling.temperature"),  # type: ignore[typeddict-item]
+    ],
+)
+async def test_places_that_no_message_can_hold(either: Any, client: Any, places: Any, field: str) -> None:
+    session = await either(client.create_session())
+    with pytest.raises(errors.InvalidArgument) as raised:
+        await either(session.call("{{a}} {{b}}", **places))
+    assert [violation.field for violation in raised.value.violations] == [field]
+
+
+async def test_messages_are_given_as_any_iterable_of_dicts_or_of_protobufs(either: Any, client: Any, fake: Any) -> None:
+    context = await either(client.create())
+    call = ToolCall(name="f", arguments="{}")
+    messages = [ChatMessage(role="user", content="x"), {"role": "assistant", "tool_calls": [call]}]
+    await either(context.fill(messages=iter(messages)))
+    (request,) = fake.requests["Fill"]
+    assert list(request.messages.messages) == [messages[0], ChatMessage(role="assistant", tool_calls=[call])]

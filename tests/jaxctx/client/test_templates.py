@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from jaxctx import Call, Input, Output, Template, semantic
-from jaxctx.client.templates import parameter_value
+from jaxctx.client.templates import parameter
+from jaxctx.v1.generation_pb2 import SamplingParams
+from jaxctx.v1.session_service_pb2 import CallOutput, Parameter
 
 
 @semantic
@@ -34,7 +36,7 @@ def test_a_function_is_a_template() -> None:
     assert review.given["about"] == "names"
     values = review.fill_places({"code": "x = 1"})
     assert (values["code"], values["about"]) == ("x = 1", "names")
-    assert values["verdict"].fields == {"max_tokens": 32, "sampling": {"temperature": 0.0}}
+    assert values["verdict"].options == {"max_tokens": 32, "temperature": 0.0}
 
 
 def test_calling_a_template_submits_it() -> None:
@@ -52,11 +54,12 @@ def test_an_input_that_is_missing() -> None:
 def test_values_of_places() -> None:
     variable = SimpleNamespace(id="v1")
     output = Output(stop="\n")
-    assert parameter_value("text") == {"text": "text"}
-    assert parameter_value(variable) == {"variable_id": "v1"}
-    assert parameter_value(output) == {"output": {"sampling": {}, "stop": ["\n"]}}
+    assert parameter(0, "p", "text") == Parameter(name="p", text="text")
+    assert parameter(0, "p", variable) == Parameter(name="p", variable_id="v1")
+    expected = CallOutput(sampling=SamplingParams(), stop=["\n"])
+    assert parameter(0, "p", output) == Parameter(name="p", output=expected)
     call = Call("c", {"first": SimpleNamespace(id="v2"), "last": SimpleNamespace(id="v3")})
-    assert parameter_value(call) == {"variable_id": "v3"}
+    assert parameter(0, "p", call) == Parameter(name="p", variable_id="v3")
     assert (call["first"].id, call.output.id) == ("v2", "v3")
 
 

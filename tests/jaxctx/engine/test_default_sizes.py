@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import pytest
@@ -21,7 +22,7 @@ from jaxctx.engine.plan.memory_planner import GPUS, TARGETS
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.config import SHAPES
-from jaxctx.model.functional import abstract
+from jaxctx.model.functional import DecoderModel, FlatParams, abstract
 from jaxctx.model.sampling import slot_state, slot_state_bytes
 from jaxctx.model.weights import read_config
 from jaxctx_kernels import kv_pages_struct, select_kernel
@@ -33,10 +34,16 @@ MEMORY = {name: target.memory for name, target in TARGETS.items()} | {
 NOTHING = SizeSettings()
 
 
+@cache
+def described(model_name: str, kv_dtype: str | None) -> tuple[DecoderModel, FlatParams]:
+    """A built-in shape, or the bundled model's, in bfloat16."""
+    path = BUNDLED if model_name == "bundled" else SHAPES / model_name
+    return abstract(read_config(path), "bfloat16", kv_dtype=kv_dtype)
+
+
 def memory_of(model_name: str, memory_bytes: int, kv_dtype: str | None = None, devices: int = 1) -> ModelMemory:
     """What is known of a model with a built-in shape, or the bundled one, in bfloat16."""
-    path = BUNDLED if model_name == "bundled" else SHAPES / model_name
-    model, params = abstract(read_config(path), "bfloat16", kv_dtype=kv_dtype)
+    model, params = described(model_name, kv_dtype)
     return ModelMemory(
         memory_bytes=memory_bytes,
         weights_bytes=sum(each.size * each.dtype.itemsize for each in params),

@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,16 +33,15 @@ def dense_logits():
     With a mesh the model itself sums over its devices; else XLA does, if parameters are split.
     """
 
+    @partial(jax.jit, static_argnames=("model", "sequences", "mesh"))  # equal models are traced once for all tests
+    def forward(model, params, tokens, sequences, mesh):
+        positions = jnp.tile(jnp.arange(tokens.size // sequences, dtype=jnp.int32), sequences)
+        kv = DenseCausal(sequences, mesh=mesh, windows=model.kv.windows, soft_cap=model.kv.soft_cap)
+        return model.logits(params, model.hidden(params, tokens, positions, kv))
+
     def run(model, params, tokens, mesh=None):
         sequences, length = np.shape(tokens)
-
-        @jax.jit
-        def forward(params, tokens):
-            positions = jnp.tile(jnp.arange(length, dtype=jnp.int32), sequences)
-            kv = DenseCausal(sequences, mesh=mesh, windows=model.kv.windows, soft_cap=model.kv.soft_cap)
-            return model.logits(params, model.hidden(params, tokens, positions, kv))
-
         flat = jnp.asarray(tokens, jnp.int32).reshape(-1)
-        return np.asarray(forward(params, flat)).reshape(sequences, length, -1)
+        return np.asarray(forward(model, params, flat, sequences, mesh)).reshape(sequences, length, -1)
 
     return run

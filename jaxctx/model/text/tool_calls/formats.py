@@ -27,11 +27,11 @@ from jaxctx.model.text.tool_calls.readers import (
     ClosedReader,
     ListReader,
     LlamaReader,
-    MistralReader,
     ObjectReader,
-    ObjectsReader,
     PythonReader,
     Reader,
+    mistral_reader,
+    objects_reader,
 )
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 
@@ -140,7 +140,7 @@ LLAMA3_JSON = ToolCallFormat(
 MISTRAL = ToolCallFormat(
     name="mistral",
     opening="[TOOL_CALLS]",
-    make_reader=MistralReader,
+    make_reader=mistral_reader,
     call_id_length=9,
     syntax=CallSyntax(
         markers=("[TOOL_CALLS]",),
@@ -157,7 +157,7 @@ MISTRAL = ToolCallFormat(
 MISTRAL_NAMED = ToolCallFormat(
     name="mistral_named",
     opening="[TOOL_CALLS]",
-    make_reader=MistralReader,
+    make_reader=mistral_reader,
     call_id_length=9,
     syntax=CallSyntax(
         markers=("[TOOL_CALLS]", "[ARGS]"),
@@ -179,14 +179,14 @@ LIST_OF_CALLS = CallSyntax(
 GRANITE = ToolCallFormat(
     name="granite",
     opening="<|tool_call|>",
-    make_reader=ObjectsReader,
+    make_reader=objects_reader,
     result_role="tool_response",
     syntax=replace(LIST_OF_CALLS, markers=("<|tool_call|>",), trigger="<|tool_call|>", opening="<|tool_call|>"),
 )
 PHI4 = ToolCallFormat(
     name="phi4",
     opening="<|tool_call|>",
-    make_reader=lambda sink: ClosedReader(sink, ObjectsReader(sink), "<|/tool_call|>"),
+    make_reader=lambda sink: ClosedReader(sink, objects_reader(sink), "<|/tool_call|>"),
     result_role="tool_response",
     syntax=replace(
         LIST_OF_CALLS,

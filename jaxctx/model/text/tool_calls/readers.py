@@ -5,6 +5,7 @@ be part of a call; whatever it has taken until then is the sink's.
 """
 
 import json
+from collections.abc import Callable
 from typing import Protocol
 
 from jaxctx.model.text.tool_calls.call_sink import CallSink
@@ -15,6 +16,7 @@ NAME_KEY = "name"
 ARGUMENT_KEYS = ("arguments", "parameters")
 OTHER_KEYS = ("type", "id")  # which some models write too
 MAX_NAME = 256  # characters, also of a key
+MISTRAL_MARKS = ("[ARGS]", "[CALL_ID]")  # between a name and its arguments
 NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-:/")
 
 QUOTES = "'\""
@@ -195,12 +197,13 @@ class LlamaReader:
         return at
 
 
-class ObjectsReader:
-    """A list of objects, or one object."""
+class ChosenReader:
+    """The reader that `choose` gives for the first character that is not blank; None: no call begins with it."""
 
-    def __init__(self, sink: CallSink) -> None:
+    def __init__(self, sink: CallSink, choose: Callable[[str], Reader | None]) -> None:
         self.done = False
         self._sink = sink
+        self._choose = choose
         self._reader: Reader | None = None
 
     def feed(self, text: str, at: int) -> int:
@@ -209,38 +212,31 @@ class ObjectsReader:
             self._sink.structure(text[start:at])
             if at == len(text):
                 return at
-            if text[at] not in "[{":
+            self._reader = self._choose(text[at])
+            if self._reader is None:
                 raise Malformed(at)
-            self._reader = ListReader(self._sink) if text[at] == "[" else ObjectReader(self._sink)
         at = self._reader.feed(text, at)
         self.done = self._reader.done
         return at
 
 
-class MistralReader:
-    """Behind [TOOL_CALLS]: a list of objects, one object, or a name, [ARGS] and the arguments.
+def objects_reader(sink: CallSink) -> Reader:
+    """A reader of a list of objects, or of one object."""
+
+    def choose(first: str) -> Reader | None:
+        if first == "[":
+            return ListReader(sink)
+        return ObjectReader(sink) if first == "{" else None
+
+    return ChosenReader(sink, choose)
+
+
+def mistral_reader(sink: CallSink) -> Reader:
+    """A reader of what stands behind [TOOL_CALLS]: a list of objects, one object, or a name, [ARGS] and the arguments.
 
     Between the name and [ARGS] there may be [CALL_ID] and an id; [ARGS] may be missing.
     """
-
-    MARKS = ("[ARGS]", "[CALL_ID]")
-
-    def __init__(self, sink: CallSink) -> None:
-        self.done = False
-        self._sink = sink
-        self._reader: Reader | None = None
-
-    def feed(self, text: str, at: int) -> int:
-        if self._reader is None:
-            start, at = at, skip_blank(text, at)
-            self._sink.structure(text[start:at])
-            if at == len(text):
-                return at
-            is_name = text[at] in NAME_LETTERS
-            self._reader = NamedReader(self._sink) if is_name else ObjectsReader(self._sink)
-        at = self._reader.feed(text, at)
-        self.done = self._reader.done
-        return at
+    return ChosenReader(sink, lambda first: NamedReader(sink) if first in NAME_LETTERS else objects_reader(sink))
 
 
 class ListReader:
@@ -299,9 +295,9 @@ class NamedReader:
         letter, state = text[at], self._state
         if state == "mark":
             self._mark += letter
-            if not any(mark.startswith(self._mark) for mark in MistralReader.MARKS):
+            if not any(mark.startswith(self._mark) for mark in MISTRAL_MARKS):
                 raise Malformed(at)
-            if self._mark in MistralReader.MARKS:
+            if self._mark in MISTRAL_MARKS:
                 self._state = "before_arguments" if self._mark == "[ARGS]" else "id"
         elif letter == "{" and state in ("name", "after_name", "before_arguments"):
             if not self._sink.accepts(self._name):

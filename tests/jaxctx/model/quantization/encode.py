@@ -81,14 +81,12 @@ def numbers(
 def words_of(integers: np.ndarray, bits: int, place_of: Callable[[int], int] = lambda i: i) -> np.ndarray:
     """[rows, n] → int32 [rows, ceil(n * bits / 32)]: integer i of each 32 // bits is at place `place_of(i)`."""
     count = 32 // bits
-    rows, columns = integers.shape
-    words = np.zeros((rows, -(-columns // count)), np.uint64)
-    for row in range(rows):
-        for column in range(columns):
-            assert 0 <= integers[row, column] < 2**bits
-            shift = bits * place_of(column % count)
-            words[row, column // count] |= np.uint64(int(integers[row, column]) << shift)
-    return words.astype(np.uint32).view(np.int32)
+    assert integers.min() >= 0
+    assert integers.max() < 2**bits
+    padded = np.pad(integers.astype(np.uint32), ((0, 0), (0, -integers.shape[1] % count)))
+    shifts = np.array([bits * place_of(place) for place in range(count)], np.uint32)
+    words = np.bitwise_or.reduce(padded.reshape(len(integers), -1, count) << shifts, axis=2)
+    return words.view(np.int32)
 
 
 AWQ_COLUMN_OF_PLACE = [0, 2, 4, 6, 1, 3, 5, 7]

@@ -1,0 +1,101 @@
+"""Sizes that fit: of settings or platform, made smaller where a compiler says that too little memory is left."""
+
+from collections.abc import Callable
+
+import jax
+from jax.sharding import Mesh
+
+from jaxctx.engine.config import pages_in_host_memory
+from jaxctx.engine.default_sizes import ModelMemory, Sizes
+from jaxctx.engine.factory import ServedModel
+from jaxctx.engine.plan.memory_planner import compiling_for, plan_memory
+from jaxctx.engine.runner.attention_choice import require_kernel
+from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.model.interface import Model, Params
+from jaxctx_kernels import KernelChoice
+from jaxctx_server.config import ServeConfig
+from jaxctx_server.engine_builder.draft_model import memory_beside_draft, pages_beside_draft
+from jaxctx_server.engine_plan import EnginePlan
+from jaxctx_server.engine_settings import choices_of_sizes, config_to_measure, largest_config, model_memory
+from jaxctx_server.progress import Progress
+
+
+def fitting_sizes(
+    config: ServeConfig,
+    served: ServedModel,
+    draft: ServedModel | None,
+    mesh: Mesh | None,
+    kernel: KernelChoice,
+    progress: Progress,
+) -> tuple[Sizes, int]:
+    """The sizes that depend on the platform, and how many pages fit; 0 if the configuration sets that number.
+
+    On an accelerator what fits is measured: three functions are compiled, and three more each time that sizes turn out
+    too large. Nothing is compiled on a CPU, nor where the configuration sets the number of pages.
+    """
+    model, params, platform = served.model, served.params, jax.default_backend()
+    with compiling_for("here") as (devices, memory):
+        place = mesh or devices[0]
+        known = model_memory(config, model, params, place, platform, memory)
+        if config.kv_tokens is not None:
+            return choices_of_sizes(config, platform, known)[0], 0
+        if platform == "cpu":
+            sizes = choices_of_sizes(config, platform, known)[0]
+            fitting = pages_in_host_memory(model.kv, sizes.page_size, known.share)
+            return sizes, fitting if draft is None else pages_beside_draft(config, model, draft.model, sizes, fitting)
+        if draft is not None:
+            known = memory_beside_draft(
+                config, model, draft.model, draft.params, known, place, platform, kernel, progress
+            )
+        planned = measured_plan(config, model, params, place, platform, known, kernel, progress)
+        return planned.sizes, planned.memory.pages
+
+
+def largest_program(
+    config: ServeConfig, model: Model, params: Params, mesh: Mesh | None, kernel: KernelChoice | None = None
+) -> CompiledModel:
+    """What an engine on this machine would run if all memory but that of the weights were pages."""
+    platform = jax.default_backend()
+    with compiling_for("here") as (devices, memory):
+        place = mesh or devices[0]
+        known = model_memory(config, model, params, place, platform, memory)
+        sizes = choices_of_sizes(config, platform, known)[0]
+        return CompiledModel(model, params, largest_config(config, model, sizes, known, platform), place, kernel)
+
+
+def measured_plan(
+    config: ServeConfig,
+    model: Model,
+    params: Params,
+    place: Mesh | jax.Device,
+    platform: str,
+    known: ModelMemory,
+    kernel: KernelChoice | None,
+    progress: Progress,
+) -> EnginePlan:
+    """Sizes, and where the memory of each chip goes. `kernel`: what computes attention; None: what suits the chips."""
+
+    def measure(sizes: Sizes) -> EnginePlan:
+        program = CompiledModel(model, params, config_to_measure(config, model, sizes, known, platform), place, kernel)
+        require_kernel(program, config.attention)
+        memory = known.memory_bytes // known.devices - known.draft_bytes
+        planned = plan_memory(program, memory, known.share, progress.compiled)
+        return EnginePlan(sizes, planned.beside(known.draft_bytes) if known.draft_bytes else planned)
+
+    return first_with_enough_kv(choices_of_sizes(config, platform, known), known, measure)
+
+
+def first_with_enough_kv(
+    choices: tuple[Sizes, ...], known: ModelMemory, measure: Callable[[Sizes], EnginePlan]
+) -> EnginePlan:
+    """The plan of the first sizes that leave enough KV, or else of the last."""
+    for sizes in choices[:-1]:
+        try:
+            planned = measure(sizes)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            continue  # a TPU's compiler refuses what goes beyond the chip's memory
+        if planned.memory.tokens >= known.least_kv_tokens(sizes):
+            return planned
+    return measure(choices[-1])
