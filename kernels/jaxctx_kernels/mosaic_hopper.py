@@ -77,7 +77,7 @@ BY_COLUMN = BY_PRODUCT.reduce(0)  # how a warpgroup's registers hold a value for
 MAXIMUM_SLACK = 8.0  # how far scores may be above what weights are relative to: these are 2**8 at most
 LOWEST_MAXIMUM = MASKED_SCORE / 100  # far above a masked score, which is scaled: its weight is 0 whatever else is seen
 
-# Places of `SharedMemory.widened` where both consumers use them, values from VALUES on.
+# Places of `SharedMemory.widened` where both consumers use them.
 KEYS, VALUES = range(2)
 
 
@@ -102,7 +102,7 @@ class SharedMemory(NamedTuple):
     v: Ring
     weights: Ref  # [consumers, 64, 64], for the product with values; None where registers hold them
     cleared: Ref
-    widened: Ref  # [2 or 3, 64, head_dim], keys and values of 8 bits as they are multiplied, see `widen`, or None
+    widened: Ref  # [2, 64, head_dim], keys and values of 8 bits as they are multiplied, see `widen`, or None
     both_widened: tuple[Ref, Ref]
 
 
@@ -160,8 +160,14 @@ class Consumer:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a full step's values are multiplied while the next one's weights are computed."""
-        return has_overlap(self.config, self.head_dim)
+        """Whether a full step's values are multiplied while the next one's weights are computed.
+
+        Where consumers take turns memory has more to do than either of them. Of 8 bits instructions are busiest, of
+        which it takes more; and an output of head dim 256 leaves no registers for weights beside it.
+        """
+        return (
+            self.config.in_registers and self.shares_buffers and self.has_registers_to_spare and not self.is_quantized
+        )
 
     @property
     def holds_query(self) -> bool:
@@ -271,7 +277,6 @@ def attend_work_units(
 def shared_memory(k_pages: KVPages, config: TileConfig) -> SharedMemory:
     """The types of a unit's shared memory."""
     dim = kv_values(k_pages).shape[3]
-    places = CONSUMERS + has_overlap(config, dim)  # the values of a step and of the next
     return SharedMemory(
         q=swizzled((CONSUMERS, SIDE, dim), jnp.bfloat16),
         q_full=plgpu.Barrier(num_barriers=CONSUMERS),
@@ -279,14 +284,9 @@ def shared_memory(k_pages: KVPages, config: TileConfig) -> SharedMemory:
         v=ring(k_pages, config),
         weights=None if config.in_registers and dim <= 128 else swizzled((CONSUMERS, SIDE, SIDE), jnp.bfloat16),
         cleared=plgpu.Barrier(num_arrivals=config.parts),
-        widened=swizzled((places, SIDE, dim), jnp.bfloat16) if isinstance(k_pages, QuantizedKV) else None,
+        widened=swizzled((CONSUMERS, SIDE, dim), jnp.bfloat16) if isinstance(k_pages, QuantizedKV) else None,
         both_widened=tuple(plgpu.Barrier(num_arrivals=config.parts) for _ in (KEYS, VALUES)),
     )
-
-
-def has_overlap(config: TileConfig, dim: int) -> bool:
-    """See `Consumer.overlaps`. Where consumers take turns memory has more to do than either of them."""
-    return config.in_registers and config.parts > 1 and dim <= 128
 
 
 def ring(pages: KVPages, config: TileConfig) -> Ring:
@@ -542,7 +542,7 @@ def attend_full_steps(
 def attend_overlapped(
     consumer: Consumer, pair: ConsumedPair, first: jax.Array, begin: jax.Array, end: jax.Array, carry: RunningSoftmax
 ) -> RunningSoftmax:
-    """Merge at least one full step. The values of each are multiplied while the weights of the next are computed.
+    """Merge at least one full step, of bfloat16. Its values are multiplied while the next one's weights are computed.
 
     tensor cores    scores 0             scores 1, values 0 ▶            scores 2, values 1 ▶
     instructions              weights 0                     weights 1                       weights 2
@@ -553,36 +553,31 @@ def attend_overlapped(
         return lax.rem(pair.offset + first + turn, consumer.stages)
 
     def weigh_step(
-        key_scale: Float32[Array, "64"] | None,
         stage: jax.Array,
         max_score: Float32[Array, "64"],
         weight_sum: Float32[Array, "64"],
         product: Float32[Array, "64 64"],
     ) -> WeighedStep:
-        """Of a step whose keys were multiplied, with the values' scales. The values are there and widened then."""
+        """Of a step whose keys were multiplied. Its values are there then."""
         plgpu.barrier_arrive(shared.k.free.at[stage])
-        score, unit = capped(scale_columns(product, key_scale), score_unit(consumer), consumer.config.soft_cap)
+        score, unit = capped(product, score_unit(consumer), consumer.config.soft_cap)
         weighed: WeighedStep = lax.optimization_barrier(weigh(score, unit, max_score, weight_sum))
         # Compilers do not move what is above beyond this: a wait for values that are multiplied now stays below.
         plgpu.barrier_wait(shared.v.full.at[stage])
-        weight = scale_columns(weighed.weight, load_scales(shared.v.buffers, stage))
-        widen(consumer, shared.v.buffers, stage, VALUES)
-        return weighed._replace(weight=weight)
+        return weighed
 
     def merge_step(turn: jax.Array, carry: tuple[RunningSoftmax, Any]) -> tuple[RunningSoftmax, Any]:
         """The weights of a turn's step, and the product of those of the step before with its values."""
         before, weights = carry
         stage, last = stage_of(turn), stage_of(turn - 1)
         plgpu.barrier_wait(shared.k.full.at[stage])
-        key_scale, key = load_scales(shared.k.buffers, stage), widen(consumer, shared.k.buffers, stage, KEYS)
-        value = multiplied(consumer, shared.v.buffers, last, VALUES)
         output, weighed = overlapped(
             pair.query,
-            key.transpose((1, 0)),
+            shared.k.buffers.at[stage].transpose((1, 0)),
             before.output,
             weights,
-            value,
-            partial(weigh_step, key_scale, stage, before.max_score, before.weight_sum),
+            shared.v.buffers.at[last],
+            partial(weigh_step, stage, before.max_score, before.weight_sum),
             WeighedStep(in_columns(before.max_score, SIDE), before.max_score, before.weight_sum, before.max_score),
         )
         plgpu.barrier_arrive(shared.v.free.at[last])
@@ -591,15 +586,13 @@ def attend_overlapped(
 
     stage = stage_of(begin)
     plgpu.barrier_wait(shared.k.full.at[stage])
-    key_scale, key = load_scales(shared.k.buffers, stage), widen(consumer, shared.k.buffers, stage, KEYS)
-    score = product(pair.query, key.transpose((1, 0)), SIDE)
-    weighed = weigh_step(key_scale, stage, carry.max_score, carry.weight_sum, score)
+    score = product(pair.query, shared.k.buffers.at[stage].transpose((1, 0)), SIDE)
+    weighed = weigh_step(stage, carry.max_score, carry.weight_sum, score)
     output = shrunk(carry.output, weighed.shrink, in_registers=True)
     carry = RunningSoftmax(output, weighed.max_score, weighed.weight_sum)
     carry, weights = lax.fori_loop(begin + 1, end, merge_step, (carry, weighed.weight.astype(jnp.bfloat16)))
     last = stage_of(end - 1)
-    value = multiplied(consumer, shared.v.buffers, last, VALUES)
-    output = accumulated(carry.output, weights, value)
+    output = accumulated(carry.output, weights, shared.v.buffers.at[last])
     plgpu.barrier_arrive(shared.v.free.at[last])
     return carry._replace(output=output)
 
@@ -712,28 +705,18 @@ def scale_columns(x: Float32[Array, "64 64"], scale: Float32[Array, "64"] | None
     return x if scale is None else x * lax.broadcast_in_dim(scale, (SIDE, SIDE), [1])
 
 
-def multiplied(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -> Ref:
-    """Where a buffer is as it is multiplied, `[64, head_dim]`: see `widen`, which puts it there."""
-    if not isinstance(buffers, QuantizedKV):
-        return buffers.at[stage]
-    if place == VALUES and consumer.overlaps:
-        return consumer.shared.widened.at[place + lax.rem(stage, 2)]
-    index = consumer.index * 0 + place if consumer.shares_buffers else consumer.index  # `accumulated` takes no number
-    return consumer.shared.widened.at[index if consumer.has_registers_to_spare else lax.optimization_barrier(index)]
-
-
 def widen(consumer: Consumer, buffers: Any, stage: jax.Array, place: int) -> Ref:
     """A buffer as it is multiplied, `[64, head_dim]`, divided by `widened_unit`. All are exact in bfloat16.
 
     Consumers that multiply the same buffer widen half of its rows each and wait for the other's, in a shared buffer
     for `place`: KEYS or VALUES. A consumer overwrites it a step later, behind the barrier of the other place, at which
-    the other consumer arrives when its product with this one is done. Where products with values overlap the next step,
-    they are done a step later: so values of even steps have another buffer than those of odd ones.
+    the other consumer arrives when its product with this one is done.
     """
-    widened = multiplied(consumer, buffers, stage, place)
     if not isinstance(buffers, QuantizedKV):
-        return widened
+        return buffers.at[stage]
     shares = consumer.shares_buffers
+    index = consumer.index * 0 + place if shares else consumer.index  # `accumulated` takes no number
+    widened = consumer.shared.widened.at[index if consumer.has_registers_to_spare else lax.optimization_barrier(index)]
     rows = SIDE // CONSUMERS if shares else SIDE
     part: Any = pl.ds(consumer.index * rows, rows) if shares else slice(None)
     vectors = plgpu.Layout.SMEM_GMEM_COPY((rows, consumer.head_dim), jnp.bfloat16, 128)
