@@ -185,4 +185,4 @@ def test_what_no_function_may_be() -> None:
 
     settings = replace(plain, model_id="echo", limit_s=3)
     assert (settings.model_id, settings.limit_s, settings.inputs) == ("echo", 3, {"x"})
-    assert settings.given["o"].fields == {"sampling": {}}  # type: ignore[union-attr]
+    assert settings.given["o"].options == {}  # type: ignore[union-attr]
