@@ -165,6 +165,8 @@ def page_bytes(spec: KVSpec, page_size: int, platform: str = "cpu", parts: int =
     return 2 * spec.layers * parts * stored.rows * (stored.lanes * size + scales) * page_size
 
 
-def pages_in_host_memory(spec: KVSpec, page_size: int, share: float = CPU_SHARE, platform: str = "cpu") -> int:
-    """Pages of this platform that fit into a share of physical memory."""
-    return int(physical_memory() * share) // page_bytes(spec, page_size, platform)
+def pages_in_host_memory(
+    spec: KVSpec, page_size: int, share: float = CPU_SHARE, platform: str = "cpu", parts: int = 1
+) -> int:
+    """Pages that fit into a share of physical memory. For `platform` and `parts` see `page_bytes`."""
+    return int(physical_memory() * share) // page_bytes(spec, page_size, platform, parts)

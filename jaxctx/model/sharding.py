@@ -65,6 +65,11 @@ def parameter_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) ->
     return NamedSharding(mesh, parameter_axes(axes, shape, mesh.size))
 
 
+def kv_parts(mesh: Mesh | None) -> int:
+    """Over how many devices KV heads are split. None: all is on one device."""
+    return 1 if mesh is None else int(mesh.shape[KV])
+
+
 def make_mesh(config: ModelConfig, *, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """A mesh of the first `tensor` devices, for a model of this configuration, partitioned by the compiler.
 

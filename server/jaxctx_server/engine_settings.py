@@ -9,7 +9,7 @@ from jaxctx.engine.config import ACCELERATOR_SHARE, CPU_SHARE, EngineConfig, pag
 from jaxctx.engine.default_sizes import ModelMemory, Sizes, SizeSettings, sizes_to_try
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sharding import GROUP, KV
+from jaxctx.model.sharding import GROUP, kv_parts
 from jaxctx_server.config import ServeConfig
 
 OUTPUT_TOKENS, BUNDLED_OUTPUT_TOKENS = 4096, 256  # of a request that does not say how many
@@ -19,13 +19,14 @@ def model_memory(
     config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, platform: str, memory: int
 ) -> ModelMemory:
     """What is known before anything is compiled, for chips of `memory` bytes each."""
-    chips, parts, holders = (place.size, place.shape[KV], place.shape[GROUP]) if isinstance(place, Mesh) else (1, 1, 1)
+    mesh = place if isinstance(place, Mesh) else None
+    chips, holders = (1, 1) if mesh is None else (mesh.size, mesh.shape[GROUP])
     return ModelMemory(
         memory_bytes=memory * chips,
         weights_bytes=sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params)),
         devices=chips,
         page_holders=holders,
-        page_parts=parts,
+        page_parts=kv_parts(mesh),
         platform=platform,
         vocab_size=model.vocab_size,
         kv=model.kv,
@@ -59,7 +60,7 @@ def largest_config(config: ServeConfig, model: Model, sizes: Sizes, known: Model
     """With as many pages as there is memory for beside weights and running requests, at most."""
     least = -(-(config.max_context_tokens or 0) // sizes.page_size)  # so that the plan says how much is missing
     fitting = known.left_bytes(sizes.max_batch) // known.page_bytes(sizes.page_size)
-    return engine_config(config, model, sizes, max(least, fitting), platform)
+    return engine_config(config, model, sizes, max(least, fitting), platform, known.page_parts)
 
 
 def _longest(config: ServeConfig, model: Model) -> int:
@@ -72,9 +73,11 @@ def _longest(config: ServeConfig, model: Model) -> int:
     return longest
 
 
-def engine_config(config: ServeConfig, model: Model, sizes: Sizes, fitting: int, platform: str) -> EngineConfig:
+def engine_config(
+    config: ServeConfig, model: Model, sizes: Sizes, fitting: int, platform: str, page_parts: int = 1
+) -> EngineConfig:
     """The engine's configuration. Its KV is what the configuration says, else what `max_batch` contexts of full length
-    take, up to the pages that fit.
+    take, up to the pages that fit. `page_parts`: over how many devices the KV heads of a page are split.
     """
     longest, page_size = _longest(config, model), sizes.page_size
     wanted = fitting if config.memory_fraction is not None else -(-sizes.max_batch * longest // page_size)
@@ -84,7 +87,7 @@ def engine_config(config: ServeConfig, model: Model, sizes: Sizes, fitting: int,
     capacity = pages * page_size
     if (config.max_context_tokens or 0) > capacity:
         raise InvalidArgument.field("max_context_tokens", f"there are only {capacity} tokens of KV")
-    host_pages, host_reason = _host_tier(config, model, page_size, pages, platform)
+    host_pages, host_reason = _host_tier(config, model, page_size, pages, platform, page_parts)
     max_context_tokens = min(longest, capacity)
     return EngineConfig(
         pages=pages,
@@ -117,8 +120,10 @@ def _default_max_tokens(config: ServeConfig) -> int:
     return BUNDLED_OUTPUT_TOKENS if config.model is None else OUTPUT_TOKENS
 
 
-def _host_tier(config: ServeConfig, model: Model, page_size: int, pages: int, platform: str) -> tuple[int, str]:
-    """Pages of the host tier, and in words why so many. `pages`: those of the device.
+def _host_tier(
+    config: ServeConfig, model: Model, page_size: int, pages: int, platform: str, page_parts: int
+) -> tuple[int, str]:
+    """Pages of the host tier, and in words why so many. `pages`: those of the device, whose KV heads are split in parts.
 
     On a CPU the device's memory is the host's, so that this tier gains nothing, unless pages go on to a disk: then it
     is as large as the disk tier, up to what fits.
@@ -134,7 +139,7 @@ def _host_tier(config: ServeConfig, model: Model, page_size: int, pages: int, pl
         disk_pages = config.disk_tokens // page_size
         if disk_pages < pages:
             pages, reason = disk_pages, "as many as on the disk"
-    fitting = pages_in_host_memory(model.kv, page_size, platform=platform)
+    fitting = pages_in_host_memory(model.kv, page_size, platform=platform, parts=page_parts)
     if fitting < pages:
         pages, reason = fitting, f"what fits into {CPU_SHARE:.0%} of the machine's memory"
     return max(2, pages), reason

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from jaxctx.engine import config as engine_config
 from jaxctx_server import engine_settings
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.engine_builder import build
 from jaxctx_server.engine_builder.build import build_engine
 from jaxctx_server.errors import USAGE
 from tests.server.engine_builder.accelerator import Accelerator
-from tests.server.engine_builder.settings import Silent, StandInEngine, refused
+from tests.server.engine_builder.settings import Silent, StandInEngine, refused, small
 
 
 def test_what_goes_to_disk_passes_host_memory(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
@@ -94,6 +95,19 @@ def test_a_host_tier_says_why_it_has_its_size(monkeypatch: pytest.MonkeyPatch, e
     accelerator.tokens = [65536]
     assert accelerator.build(host_tokens=128).host_tier_in_words == "128 tokens in 2 pages (as set)"
     assert accelerator.build(host_tokens=0).host_tier_in_words == ""
-    monkeypatch.setattr(engine_settings, "pages_in_host_memory", lambda *_: 100)
+    monkeypatch.setattr(engine_settings, "pages_in_host_memory", lambda *_, **__: 100)
     words = "6,400 tokens in 100 pages (what fits into 25% of the machine's memory)"
     assert accelerator.build().host_tier_in_words == words
+
+
+def test_pages_of_a_host_tier_have_what_rows_of_lanes_have_to_spare(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a TPU two heads of 64 fill a row on one device, and take one each on two."""
+    accelerator = Accelerator(monkeypatch, "tpu")
+    accelerator.tokens = [65536]
+    monkeypatch.setattr(engine_config, "physical_memory", lambda: 4 * 10 * 2 * 128 * 128 * 4)  # ten pages in a quarter
+    settings: dict[str, Any] = {"model": small(tmp_path, kv_heads=2, head_dim=64), "memory_fraction": 1.0}
+    assert accelerator.build(**settings).host_pages == 10
+    assert accelerator.build(**settings, tensor=2).host_pages == 5
+    assert all(config.host_pages == 5 for config, _, _ in accelerator.planned[1:])

@@ -21,7 +21,7 @@ from jaxctx.engine.runner.step import KVCache, Pools, StepResult, StepShape, mak
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.products import SUMS_ARE_FAST
 from jaxctx.model.sampling import SlotState, allowed_words, load_allowed, load_slot, slot_state
-from jaxctx.model.sharding import GROUP, KV, KV_POOL_AXES, logical_sharding
+from jaxctx.model.sharding import GROUP, KV, KV_POOL_AXES, kv_parts, logical_sharding
 from jaxctx_kernels import (
     HeadRows,
     KernelChoice,
@@ -126,7 +126,7 @@ class CompiledModel:
     @property
     def kv_parts(self) -> int:
         """Over how many devices the KV heads are split."""
-        return 1 if self._mesh is None else int(self._mesh.shape[KV])
+        return kv_parts(self._mesh)
 
     @property
     def head_rows(self) -> HeadRows:

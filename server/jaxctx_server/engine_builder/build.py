@@ -14,7 +14,7 @@ from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.config_reader import CheckpointError
-from jaxctx.model.sharding import make_mesh
+from jaxctx.model.sharding import kv_parts, make_mesh
 from jaxctx.model.text import ModelText
 from jaxctx.model.weights import read_config
 from jaxctx_server.config import ServeConfig
@@ -81,7 +81,7 @@ def _open(
 ) -> LocalEngine:
     """The running engine, in sizes that fit with what computes attention. Raises StepsDiffer."""
     sizes, fitting = fitting_sizes(config, served, draft, mesh, kernel_of(attention), progress)
-    sized = engine_config(config, served.model, sizes, fitting, jax.default_backend())
+    sized = engine_config(config, served.model, sizes, fitting, jax.default_backend(), kv_parts(mesh))
     return open_engine(
         served,
         sized,

@@ -56,7 +56,7 @@ def windowed(path: Path) -> str:
     return str(path)
 
 
-def small(path: Path, seed: int = 0) -> str:
+def small(path: Path, seed: int = 0, kv_heads: int = 1, head_dim: int = 8) -> str:
     """A directory with a tiny Llama of echo's tokenizer."""
     config = ModelConfig(
         architecture="LlamaForCausalLM",
@@ -64,8 +64,8 @@ def small(path: Path, seed: int = 0) -> str:
         width=16,
         layers=1,
         heads=2,
-        kv_heads=1,
-        head_dim=8,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         ffn=16,
         max_positions=64,
     )
