@@ -123,7 +123,7 @@ def _default_max_tokens(config: ServeConfig) -> int:
 def _host_tier(
     config: ServeConfig, model: Model, page_size: int, pages: int, platform: str, page_parts: int
 ) -> tuple[int, str]:
-    """Pages of the host tier, and in words why so many. `pages`: those of the device, whose KV heads are split in parts.
+    """Pages of the host tier, and in words why so many. `pages`: those of the device. `page_parts`: as of the engine.
 
     On a CPU the device's memory is the host's, so that this tier gains nothing, unless pages go on to a disk: then it
     is as large as the disk tier, up to what fits.

@@ -2,8 +2,9 @@
 
 Page 0 is scratch; callers pad with it. Outside the pools a page is one array of the dtype in which the pools store it,
 `[layers, 2, kv_heads, page_size, head_dim]`: keys and values; or of bytes where 8 bits are stored, a scale of four
-bytes after each token's numbers. So a page can be kept, checked and given up on its own, and its bytes are the same on
-every platform. `copy_pages`, `read_pages` and `write_pages` are traced.
+bytes after each token's numbers. So a page can be kept, checked and given up on its own. Its bytes are the same on
+every platform but a TPU, of whose rows of lanes they are (`kv_cache.head_rows`): snapshots name that layout.
+`copy_pages`, `read_pages` and `write_pages` are traced.
 
 On a mesh a page outside the pools is in as many parts as there are devices: by KV heads over "kv", and where a KV head
 is on several devices, by tokens (or what else divides) over these. So every byte leaves and comes back once, a part of

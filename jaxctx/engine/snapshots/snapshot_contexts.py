@@ -158,12 +158,9 @@ class SnapshotContexts:
             replace(switch, adapter=self._adapter_name(switch.adapter_revision, switch.adapter))
             for switch in record.adapter_switches
         ]
-        usable = self._pages_are_usable(record)
-        if not usable and not request.recompute:
-            why = "other weights or KV type"
-            if record.page_size != self.cache.page_size:
-                why = f"a page size of {record.page_size}, where this server has {self.cache.page_size}"
-            raise FailedPrecondition(f"saved with {why}: see recompute", reason="MODEL_MISMATCH")
+        why_unusable = self._why_unusable(record)
+        if why_unusable and not request.recompute:
+            raise FailedPrecondition(f"saved with {why_unusable}: see recompute", reason="MODEL_MISMATCH")
         if len(record.tokens) > self.config.max_context_tokens:
             longest = self.config.longest
             raise FailedPrecondition(f"of {len(record.tokens)} tokens; here a context holds at most {longest}")
@@ -180,7 +177,7 @@ class SnapshotContexts:
             start = switch.start
         self.cache.append(context, record.tokens[start:], overrides[start:])
         slots = self.cache.offload(context, record.seq_len, record.committed_pages)
-        if not usable:
+        if why_unusable:
             self.cache.block_manager.drop_offloaded(context)
             return RestoredContext(context, ())
         return RestoredContext(context, [MissingPage(number, slot) for number, slot in slots])
@@ -192,15 +189,19 @@ class SnapshotContexts:
         """
         return self.contexts.adapters.require(revision, name) if revision else ""
 
-    def _pages_are_usable(self, record: ContextRecord) -> bool:
-        """Whether pages that were saved with this record hold what they would hold here."""
+    def _why_unusable(self, record: ContextRecord) -> str:
+        """What pages that were saved with this record have and would not have here; empty: they are the same."""
         model = self.contexts.model
-        return (
-            record.model_revision == model.model_revision
-            and record.kv_dtype == model.kv_dtype
-            and record.page_size == self.cache.page_size
-            and record.page_bytes == self.runner.page_bytes
-        )
+        if record.model_revision != model.model_revision:
+            return "other weights"
+        for name, saved, here in (
+            ("KV", record.kv_dtype, model.kv_dtype),  # their layout, too
+            ("tokens of a page", record.page_size, self.cache.page_size),
+            ("bytes of a page", record.page_bytes, self.runner.page_bytes),
+        ):
+            if saved != here:
+                return f"{name}: {saved}, where this server has {here}"
+        return ""
 
     def stage_page(self, missing: MissingPage, data: Future[PageData], on_drop: Callable[[], None]) -> None:
         """The page's data will come from `data`; `on_drop` is called when it is on the device, or not needed."""

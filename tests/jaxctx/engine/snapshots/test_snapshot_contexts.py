@@ -138,10 +138,13 @@ async def test_a_restored_context_misses_what_no_tier_has(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_revision": "other"}, "saved with other weights or KV type"),
-        ({"kv_dtype": "int8"}, "saved with other weights or KV type"),
-        ({"page_size": 64}, "saved with a page size of 64, where this server has 16"),
-        ({"page_bytes": 1}, "saved with other weights or KV type"),
+        ({"model_revision": "other"}, "saved with other weights: see recompute"),
+        (
+            {"kv_dtype": "uint32, rows of 128 lanes"},
+            "saved with KV: uint32, rows of 128 lanes, where this server has uint32:",
+        ),
+        ({"page_size": 64}, "saved with tokens of a page: 64, where this server has 16"),
+        ({"page_bytes": 1}, "saved with bytes of a page: 1, where this server has "),
     ],
 )
 async def test_pages_of_another_model_are_not_used(
