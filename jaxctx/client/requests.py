@@ -141,10 +141,10 @@ def chat_messages(
     tools, arguments = options.get("tools"), options.get("template_arguments")
     if tools is not None:
         if not isinstance(tools, (list, tuple)):
-            raise InvalidArgument.field("tools", "must be a list")
-        fields["tools"] = [json_text(f"tools[{place}]", tool) for place, tool in enumerate(tools)]
+            raise InvalidArgument.field("messages.tools", "must be a list")
+        fields["tools"] = [json_text(f"messages.tools[{place}]", tool) for place, tool in enumerate(tools)]
     if arguments is not None:
-        fields["template_arguments"] = json_text("template_arguments", arguments)
+        fields["template_arguments"] = json_text("messages.template_arguments", arguments)
     return build_message(content_pb2.ChatMessages, "messages", fields)
 
 
@@ -166,10 +166,10 @@ def _chat_message(place: int, message: object) -> content_pb2.ChatMessage:
 
 def _tool_call(place: int, number: int, call: object) -> content_pb2.ToolCall:
     """The call of this number in the message at this place."""
-    path = f"messages[{place}].tool_calls[{number}]"
+    path = f"messages.messages[{place}].tool_calls[{number}]"
     if isinstance(call, dict) and call.get("arguments") is not None:
         call = {**call, "arguments": json_text(f"{path}.arguments", call["arguments"])}
-    return _message_from(content_pb2.ToolCall, f"messages.{path}", call)
+    return _message_from(content_pb2.ToolCall, path, call)
 
 
 def json_text(path: str, value: object) -> str:

@@ -30,7 +30,7 @@ REFUSED_HERE: list[tuple[str, Any, str]] = [
         lambda context, client: context.fill(
             messages=[{"role": "a", "tool_calls": [{"name": "f", "arguments": {1j}}]}]
         ),
-        "messages[0].tool_calls[0].arguments",
+        "messages.messages[0].tool_calls[0].arguments",
     ),
     (
         "messages",
@@ -40,10 +40,14 @@ REFUSED_HERE: list[tuple[str, Any, str]] = [
     (
         "messages",
         lambda context, client: context.plan(messages=[], chat_options={"template_arguments": {"a": math.nan}}),
-        "template_arguments",
+        "messages.template_arguments",
     ),
-    ("messages", lambda context, client: context.fill(messages=[], chat_options={"tools": "[]"}), "tools"),
-    ("messages", lambda context, client: context.fill(messages=[], chat_options={"tools": [{"a": set()}]}), "tools[0]"),
+    ("messages", lambda context, client: context.fill(messages=[], chat_options={"tools": "[]"}), "messages.tools"),
+    (
+        "messages",
+        lambda context, client: context.fill(messages=[], chat_options={"tools": [{"a": set()}]}),
+        "messages.tools[0]",
+    ),
     ("generate", lambda context, client: context.complete(max_tokens=2**40), "max_tokens"),
     ("generate", lambda context, client: context.complete(temperature="hot"), "sampling.temperature"),
     ("generate", lambda context, client: context.complete(seed=2**70), "sampling.seed"),
