@@ -72,9 +72,13 @@ class Model(google.protobuf.message.Message):
     default_max_tokens: builtins.int
     """What Generate takes for an unset `max_tokens`."""
     tool_call_format: builtins.str
-    """How it writes calls of tools: "hermes", "llama3_json", "mistral" or "mistral_named". Empty: not known."""
+    """How it writes calls of tools: "hermes", "llama3_json", "mistral", "mistral_named", "granite", "phi4", "functools" or
+    "olmo3". Empty: not known.
+    """
     reasoning_format: builtins.str
-    """How it writes its thoughts: "think", or "think_opened" if the chat template opens them. Empty: not at all."""
+    """How it writes its thoughts: "think", "think_opened" if the chat template opens them, "think_response" or
+    "thought_process". Empty: not at all.
+    """
     weights_dtype: builtins.str
     """Numerical type of the layers' matrices: `dtype`, "int8", "float8_e4m3fn" or "int4"."""
     parent_model_id: builtins.str
