@@ -89,12 +89,14 @@ def describe_model(
 
 
 def int4_device(config: ServeConfig, place: Mesh | jax.Device, *, is_there: bool = False) -> Int4Device | None:
-    """What the devices do with the checkpoint's weights of 4 bits; None: it has none. See `choose_int4`.
+    """What the devices do with the checkpoint's weights of 4 bits; None: it has none, or they are to be of another type.
+
+    See `choose_int4`. A kernel whose compiler ends or blocks the process is not tried where the type is set.
 
     Of devices that are only planned for, the log says it if nothing multiplies them; what is loaded says so itself.
     """
     path = BUNDLED if config.model is None else Path(config.model)
-    if not path.is_dir() or not stores_int4(path):
+    if types_of(config).weights_dtype is not None or not path.is_dir() or not stores_int4(path):
         return None
     int4 = choose_int4(place, is_there=is_there)
     if int4.kernel is None and not is_there:

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from jaxctx.engine.runner import matmul_choice
 from jaxctx.model.functional import DecoderModel
+from jaxctx.model.weights.int4 import Int4Device
 from jaxctx_server.config import CheckConfig, PlanConfig, ServeConfig
-from jaxctx_server.engine_builder import build
+from jaxctx_server.engine_builder import build, served_model
 from jaxctx_server.engine_builder.build import build_engine
 from jaxctx_server.engine_builder.check import check as check_engine
 from jaxctx_server.engine_builder.plan import plan as plan_engine
@@ -82,6 +84,22 @@ def test_weights_that_were_made_wide_are_said(
     words = "7 matrices of 4-bit integers with a scale for each 16 inputs were made float32, which takes 8 times"
     assert served[0].widened.startswith(words)
     assert served[0].widened in caplog.messages
+
+
+def test_a_kernel_for_4_bits_is_not_tried_where_weights_are_to_be_wide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Path(windowed(tmp_path))
+    write_quantized(directory, json.loads((directory / "config.json").read_text()), FORMATS["awq"])
+    tried = []
+    monkeypatch.setattr(
+        served_model, "choose_int4", lambda *_, **__: tried.append(1) or Int4Device(None, "there is none")
+    )
+    (device,) = jax.devices("cpu")[:1]
+    assert served_model.int4_device(ServeConfig(model=str(directory), weights_dtype="bfloat16"), device) is None
+    assert not tried
+    assert served_model.int4_device(ServeConfig(model=str(directory)), device) is not None
+    assert tried
 
 
 def test_a_plan_counts_the_slots_for_adapters(tmp_path: Path) -> None:
