@@ -89,7 +89,7 @@ def describe_model(
 
 
 def int4_device(config: ServeConfig, place: Mesh | jax.Device, *, is_there: bool = False) -> Int4Device | None:
-    """What the devices do with the checkpoint's weights of 4 bits; None: it has none, or they are to be of another type.
+    """What the devices do with the checkpoint's weights of 4 bits; None: none, or they are to be of another type.
 
     See `choose_int4`. A kernel whose compiler ends or blocks the process is not tried where the type is set.
 
