@@ -254,9 +254,7 @@ class Context(AsyncCloseable):
 
         Raises NotFound (ADAPTER_NOT_FOUND), FailedPrecondition for the 101st switch.
         """
-        request = requests.build_request(
-            context_service_pb2.SwitchAdapterRequest, context_id=self.id, adapter=adapter or ""
-        )
+        request = requests.build_request(context_service_pb2.SwitchAdapterRequest, context_id=self.id, adapter=adapter)
         response = await self._write(self._channel.contexts.SwitchAdapter, request, timeout_s)
         return self.learn(convert.context_info_from_proto(response.context))
 

@@ -56,7 +56,12 @@ CASES = [  # rows, outputs, inputs, group, zeros
     (17, 256, 128, 64, False),
     (1, 128, 384, 32, True),
 ]
-LONG = [(70, 384, 256, 128, False), (40, 128, 640, 64, True), (300, 128, 128, 32, False)]
+LONG = [
+    (70, 384, 256, 128, False),
+    (40, 128, 640, 64, True),
+    (300, 128, 128, 32, False),
+    (3, 128, 66 * 128, 128, True),  # chunks that come one after the other: on a GPU 11, on a TPU two blocks of 33
+]
 
 
 @pytest.mark.parametrize("case", [*CASES, *(pytest.param(each, marks=pytest.mark.slow) for each in LONG)], ids=str)

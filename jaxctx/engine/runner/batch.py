@@ -35,13 +35,19 @@ def write_batch(
 
 def write_adapters(adapters: Int32[np.ndarray, " rows"], scheduled: ScheduledRequest, slots: Mapping[str, int]) -> None:
     """Write the slot of each row's adapter, that of its token's index; rows without one stay 0."""
-    first_index = scheduled.position - scheduled.first_row  # of row 0
-    stop = scheduled.first_row + scheduled.rows
-    for span in reversed(scheduled.request.context.adapter_spans):  # the last one has the rows of most steps
-        first = max(span.start - first_index, scheduled.first_row)
-        if first < stop and span.adapter_revision:
-            adapters[first:stop] = slots[span.adapter_revision]
-        stop = min(stop, first)
+    context, begin = scheduled.request.context, scheduled.first_row
+    first_index = scheduled.position - begin  # of row 0
+    stop = begin + scheduled.rows
+    for switch in reversed(context.adapter_switches):  # the last one has the rows of most steps
+        if stop == begin:
+            return
+        first = max(switch.start - first_index, begin)
+        if first < stop:
+            if switch.adapter_revision:
+                adapters[first:stop] = slots[switch.adapter_revision]
+            stop = first
+    if context.identity.adapter:
+        adapters[begin:stop] = slots[context.identity.adapter]
 
 
 def _write_request(scheduled: ScheduledRequest, views: StepInputs, page_size: int) -> Segment:

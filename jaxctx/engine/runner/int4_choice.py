@@ -16,10 +16,11 @@ from jax.sharding import Mesh
 
 from jaxctx.model.sharding import GROUP, KV
 from jaxctx.model.weights.int4 import Int4Device
-from jaxctx_kernels.int4_weights import ProductKernel, multiply, pack, select_product
+from jaxctx_kernels.int4_weights import CHUNK, ProductKernel, multiply, pack, select_product
 
 FORMS = ((128, True), (32, False))  # inputs of a group, and whether there are zeros: kernels compute these differently
-ROWS, OUT, IN = 20, 256, 1024
+ROWS, OUT = 20, 256
+IN = 66 * CHUNK  # so that kernels go through several chunks, and a TPU's through several blocks of them
 TOLERANCE = 2**-8  # of the largest output, which rounding weights to bfloat16 stays below
 
 

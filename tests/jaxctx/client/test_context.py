@@ -70,6 +70,8 @@ async def test_switch_adapter(either: Any, client: Any, fake: Any) -> None:
     )
     assert context.info.adapter == "sql"
     assert (await either(context.switch_adapter(None))).adapter == ""
+    with pytest.raises(errors.InvalidArgument, match=r"^adapter: is not of its type"):
+        await either(context.switch_adapter(False))
     assert [request.adapter for request in fake.requests["SwitchAdapter"]] == ["sql", ""]
     fake.fail_before["SwitchAdapter"].append(errors.NotFound("none", reason="ADAPTER_NOT_FOUND"))
     with pytest.raises(errors.NotFound):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from jaxctx.engine.runner import int4_choice
-from jaxctx.engine.runner.int4_choice import choose_int4, why_wrong
+from jaxctx.engine.runner.int4_choice import IN, OUT, choose_int4, why_wrong
 from jaxctx.model.weights.int4 import Int4Device
-from jaxctx_kernels.int4_weights import Int4Choice, multiply
+from jaxctx_kernels.int4_weights import CHUNK, OLDEST_JAX, Int4Choice, multiply
 
 TPU = SimpleNamespace(platform="tpu")
 
@@ -57,3 +57,12 @@ def test_a_kernel_that_does_not_run_is_not(with_product):
 
 def test_what_plain_jax_computes_is_right():
     assert why_wrong("reference", 128, True) == why_wrong("reference", 32, False) == ""
+
+
+@pytest.mark.skipif(jax.__version_info__ < OLDEST_JAX, reason="this JAX is too old for the kernels")
+def test_kernels_go_through_several_chunks_one_after_the_other():
+    from jaxctx_kernels import mosaic_int4, pallas_tpu_int4
+
+    chunks = IN // CHUNK
+    assert 1 < pallas_tpu_int4.most_chunks(chunks) < chunks
+    assert mosaic_int4.parts_of(chunks, OUT // mosaic_int4.OUTPUTS) < chunks
