@@ -62,10 +62,39 @@ LONGEST_FILES = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, in the order above."""
+LONGEST_OF_SLOW_TESTS = (
+    "tests/jaxctx/engine/test_parity.py",
+    "tests/e2e/test_kernel_check.py",
+    "tests/kernels/test_equality.py",
+    "tests/kernels/test_mosaic_hopper.py",
+    "tests/jaxctx/engine/runner/test_mesh.py",
+    "tests/kernels/test_pallas_tpu.py",
+    "tests/jaxctx/engine/adapters/test_loading.py",
+    "tests/e2e/test_responses_restart.py",
+    "tests/kernels/test_pallas_tpu_write.py",
+    "tests/jaxctx/engine/test_windows.py",
+    "tests/e2e/test_quantized_checkpoints.py",
+    "tests/jaxctx/engine/test_interpreted_kernel.py",
+    "tests/jaxctx/engine/runner/test_model_runner.py",
+    "tests/jaxctx/engine/runner/check/test_whole_step.py",
+    "tests/jaxctx/engine/runner/test_custom_mask_steps.py",
+    "tests/kernels/test_mosaic_mma.py",
+    "tests/e2e/test_engine_processes.py",
+    "tests/jaxctx/cache/test_mutations_tiers.py",
+    "tests/e2e/test_restart.py",
+    "tests/e2e/test_agents.py",
+    "tests/jaxctx/engine/test_traces.py",
+    "tests/e2e/test_client_helpers.py",
+    "tests/server/engine_builder/test_draft_model.py",
+    "tests/e2e/test_command.py",
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest files first, in the orders above."""
     root = Path(__file__).parents[1]
-    places = {str(root / name): place for place, name in enumerate(LONGEST_FILES)}
+    longest = LONGEST_OF_SLOW_TESTS if config.getoption("markexpr") == "slow" else LONGEST_FILES
+    places = {str(root / name): place for place, name in enumerate(longest)}
     items.sort(key=lambda item: places.get(str(item.path), len(places)))
 
 

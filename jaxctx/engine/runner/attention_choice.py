@@ -88,7 +88,7 @@ def compare(program: CompiledModel, memory: CheckMemory, limit_s: float, model_n
         return refused(AttentionReason.NEVER_ENDS, why)
     memory.begin(key)
     try:
-        report = within_limit(limit_s, lambda on_case: check_kernels(program, model_name, on_case))
+        report = within_limit(limit_s, lambda tell: check_kernels(program, model_name, lambda _, case: tell(case)))
     except NeverEnds as error:
         told = never_ended(error, program.kernel.name, memory, key)
         log.critical("attention: %s", told)

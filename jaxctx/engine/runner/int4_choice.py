@@ -3,17 +3,20 @@
     select_product ──▶ no kernel ─────────────────────────────────────▶ Int4Device(None, why)
           └──▶ a kernel ──▶ two small products compared with exact ones ──▶ Int4Device(kernel), or None and why
 
-Weights are read after that: what is loaded follows from the answer.
+Weights are read after that: what is loaded follows from the answer. It is remembered as that of attention's kernel is:
+a kernel that ends the process does so twice at most, and one that never ends once.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxctx.engine.runner.check.remembered import CheckMemory, key_of_device
+from jaxctx.engine.runner.check.time_limit import NeverEnds, within_limit
 from jaxctx.model.sharding import GROUP, KV
 from jaxctx.model.weights.int4 import Int4Device
 from jaxctx_kernels.int4_weights import CHUNK, ProductKernel, multiply, pack, select_product
@@ -24,18 +27,61 @@ IN = 66 * CHUNK  # so that kernels go through several chunks, and a TPU's throug
 TOLERANCE = 2**-8  # of the largest output, which rounding weights to bfloat16 stays below
 
 
-def choose_int4(place: "jax.Device | Mesh", *, is_there: bool) -> Int4Device:
+class Trial(NamedTuple):
+    """How a kernel is compared on this machine's device: what earlier starts found, and seconds for each product."""
+
+    memory: CheckMemory
+    limit_s: float
+
+
+def choose_int4(place: "jax.Device | Mesh", trial: Trial | None) -> Int4Device:
     """What a device, or those of a mesh, do with weights of 4 bits.
 
-    `is_there`: it is this machine's, and can compute; else a kernel is taken for right.
+    `trial` None: the device is not this machine's, and cannot compute: a kernel is taken for right. Raises NeverEnds.
     """
     is_mesh = isinstance(place, Mesh)
     device: Any = place.devices.flat[0] if isinstance(place, Mesh) else place
     sizes = (place.shape[KV], place.shape[GROUP]) if is_mesh else (1, 1)
     kernel, why = select_product(device)
-    if kernel is not None and is_there:
-        why = next(filter(None, (why_wrong(kernel, *form) for form in FORMS)), "")
+    if kernel is not None and trial is not None:
+        why = compare(kernel, trial, key_of_device(f"4 bits, {kernel}", device))
     return Int4Device(None if why else kernel, why, *sizes)
+
+
+def compare(kernel: ProductKernel, trial: Trial, key: str) -> str:
+    """What is wrong with the products of a kernel, now or at an earlier start; empty: nothing. Raises NeverEnds."""
+    memory = trial.memory
+    if memory.passed_before(key) is not None:
+        return ""
+    if memory.crashes(key):
+        return f"their product ended this process, twice; to try it again, delete {memory.file(key)}"
+    if memory.case_without_end(key) is not None:
+        return f"their product never ends; to try it again, delete {memory.file(key)}"
+    memory.begin(key)
+
+    def wrong(tell: Any) -> str:
+        for group, has_zeros in FORMS:
+            tell(f"a product of groups of {group}")
+            why = why_wrong(kernel, group, has_zeros)
+            if why:
+                return why
+        return ""
+
+    try:
+        why = within_limit(trial.limit_s, wrong)
+    except NeverEnds as error:
+        memory.never_ends(key, error.case)
+        is_remembered = memory.case_without_end(key) is not None
+        what_now = "the next start makes weights wide" if is_remembered else "start with --weights-dtype bfloat16"
+        raise NeverEnds(error.case, error.limit_s, what_now, of="weights of 4 bits") from None
+    except BaseException:  # no verdict: out of memory, or interrupted
+        memory.forget(key)
+        raise
+    if why:
+        memory.forget(key)
+    else:
+        memory.passed(key, "equal")
+    return why
 
 
 def why_wrong(kernel: ProductKernel, group: int, has_zeros: bool) -> str:

@@ -9,5 +9,9 @@ from jaxctx_server.config import ServeConfig
 
 def attention_of(config: ServeConfig, program: CompiledModel, model_id: str) -> AttentionChoice:
     """What is to compute attention in `program`. The kernel of an accelerator is compared with the reference first."""
-    memory = CheckMemory(None if config.compile_cache is None else config.compile_cache / "kernels")
-    return choose_attention(program, config.attention, memory, config.check_timeout_s, model_id)
+    return choose_attention(program, config.attention, check_memory(config), config.check_timeout_s, model_id)
+
+
+def check_memory(config: ServeConfig) -> CheckMemory:
+    """What earlier starts found when they compared kernels."""
+    return CheckMemory(None if config.compile_cache is None else config.compile_cache / "kernels")

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxctx.engine.factory import ServedModel
-from jaxctx.engine.runner.int4_choice import choose_int4
+from jaxctx.engine.runner.int4_choice import Trial, choose_int4
 from jaxctx.engine.runner.matmul_choice import choose_matmul_dtype
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.config import SHAPES, AdapterSlots, ModelConfig
@@ -20,6 +20,7 @@ from jaxctx.model.weights import MatrixTypes, load_model, read_config, run_dtype
 from jaxctx.model.weights.int4 import Int4Device
 from jaxctx.model.weights.load import open_checked
 from jaxctx_server.config import ServeConfig
+from jaxctx_server.engine_builder.attention import check_memory
 from jaxctx_server.progress import Progress
 
 log = logging.getLogger("jaxctx.server")
@@ -91,14 +92,14 @@ def describe_model(
 def int4_device(config: ServeConfig, place: Mesh | jax.Device, *, is_there: bool = False) -> Int4Device | None:
     """What the devices do with the checkpoint's weights of 4 bits; None: none, or they are to be of another type.
 
-    See `choose_int4`. A kernel whose compiler ends or blocks the process is not tried where the type is set.
+    See `choose_int4`, of which `is_there` makes the trial. None is made where another type is set.
 
     Of devices that are only planned for, the log says it if nothing multiplies them; what is loaded says so itself.
     """
     path = BUNDLED if config.model is None else Path(config.model)
     if types_of(config).weights_dtype is not None or not path.is_dir() or not stores_int4(path):
         return None
-    int4 = choose_int4(place, is_there=is_there)
+    int4 = choose_int4(place, Trial(check_memory(config), config.check_timeout_s) if is_there else None)
     if int4.kernel is None and not is_there:
         log.warning("weights of 4 bits become wide when they are loaded: %s", int4.why_no_kernel)
     return int4

@@ -23,7 +23,7 @@ def user_errors(model: str | Path | None) -> Iterator[None]:
         wrong = "; ".join(f"--{each.field.replace('_', '-')}: {each.description}" for each in error.violations)
         raise StartError(wrong or error.message) from error
     except NeverEnds as error:
-        raise StartError(f"attention: {error}", NEVER_ENDS) from error
+        raise StartError(f"{error.of}: {error}", NEVER_ENDS) from error
     except OSError as error:
         raise StartError(f"{error.filename or model}: {error.strerror or error}", MODEL) from error
     except jax.errors.JaxRuntimeError as error:

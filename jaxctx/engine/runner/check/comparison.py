@@ -122,27 +122,13 @@ def one_layer_of_each_kind(spec: KVSpec, shape: StepShape) -> list[OneLayer]:
 
 def empty_report(program: CompiledModel, model_name: str) -> KernelReport:
     """What is known before anything is compared: the device, versions, and what attention works on."""
-    device: Any = next(iter(program.replicated.device_set))
     spec = program.kv
     mesh = program.mesh
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return KernelReport(
         model=model_name,
-        device=Device(
-            platform=device.platform,
-            kind=device.device_kind,
-            count=jax.device_count(),
-            compute_capability=str(getattr(device, "compute_capability", "")),
-            memory_bytes=(device.memory_stats() or {}).get("bytes_limit", 0),
-            runtime=device.client.platform_version,
-        ),
-        versions=versions,
-        environment={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
+        device=described(next(iter(program.replicated.device_set))),
+        versions=versions(),
+        environment=environment(),
         layout=Layout(
             kv_heads=spec.kv_heads,
             group=spec.group,
@@ -155,6 +141,34 @@ def empty_report(program: CompiledModel, model_name: str) -> KernelReport:
         why_no_kernel=program.kernel.why_no_kernel,
         tolerance=tolerance_of(spec.dtype),
     )
+
+
+def described(device: Any) -> Device:
+    """A device, as reports tell of it."""
+    return Device(
+        platform=device.platform,
+        kind=device.device_kind,
+        count=jax.device_count(),
+        compute_capability=str(getattr(device, "compute_capability", "")),
+        memory_bytes=(device.memory_stats() or {}).get("bytes_limit", 0),
+        runtime=device.client.platform_version,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that compute, those that are installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def environment() -> dict[str, str]:
+    """The variables that change what compilers make."""
+    return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
 
 
 def tolerance_of(kv_dtype: str) -> Tolerance:

@@ -20,8 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jax
+
 import jaxctx_kernels
-from jaxctx.engine.runner.check.comparison import empty_report
+from jaxctx.engine.runner.check.comparison import described, empty_report, environment, versions
 from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.json_file import read_object, write_object
 
@@ -86,10 +88,19 @@ class CheckMemory:
 
 def key_of(program: CompiledModel) -> str:
     """What a comparison depends on, as 64 hex digits."""
+    shapes = [repr(program.shapes[number]) for number in (0, -1)]
+    return _key([asdict(empty_report(program, "")), shapes, program.kv.soft_cap])
+
+
+def key_of_device(of: str, device: jax.Device) -> str:
+    """The same of a comparison that depends on nothing but the device, as 64 hex digits. `of`: what is compared."""
+    return _key([of, asdict(described(device)), versions(), environment()])
+
+
+def _key(fields: list[object]) -> str:
+    """Of what a comparison depends on beside the source of the kernels."""
     digest = hashlib.sha256()
     for source in sorted(Path(jaxctx_kernels.__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    fields = asdict(empty_report(program, ""))
-    shapes = [repr(program.shapes[number]) for number in (0, -1)]
-    digest.update(json.dumps([fields, shapes, program.kv.soft_cap], sort_keys=True).encode())
+    digest.update(json.dumps(fields, sort_keys=True).encode())
     return digest.hexdigest()

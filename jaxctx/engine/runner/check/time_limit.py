@@ -12,10 +12,11 @@ holds Python's lock for ever is not noticed; compilers, and who waits for a devi
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
 
-from jaxctx.engine.runner.check.comparison import OnCase
-from jaxctx.engine.runner.check.report import KernelReport
+Found = TypeVar("Found")
 
 PREPARATION = "preparation"
 """What comes before the first case: pages are made."""
@@ -24,23 +25,31 @@ PREPARATION = "preparation"
 class NeverEnds(Exception):
     """A case took longer than the limit, and may run for ever. This process is to end; see the module."""
 
-    def __init__(self, case: str, limit_s: float, what_now: str = "") -> None:
-        """`what_now`: a clause for the user."""
+    def __init__(self, case: str, limit_s: float, what_now: str = "", of: str = "attention") -> None:
+        """`what_now`: a clause for the user. `of`: what the kernel computes."""
         super().__init__(f"{case}: did not end within {limit_s:g} s" + (f"; {what_now}" if what_now else ""))
         self.case = case
         self.limit_s = limit_s
+        self.of = of
 
 
-def within_limit(limit_s: float, check: Callable[[OnCase], KernelReport]) -> KernelReport:
-    """The report of `check`, which runs on a thread of its own, and has `limit_s` seconds for each case.
+@dataclass(frozen=True, slots=True)
+class Result(Generic[Found]):
+    """What a check found."""
+
+    found: Found
+
+
+def within_limit(limit_s: float, check: Callable[[Callable[[str], None]], Found]) -> Found:
+    """What `check` finds, which runs on a thread of its own and has `limit_s` seconds for each case that it tells of.
 
     Raises NeverEnds, and what `check` raises.
     """
-    said: SimpleQueue[str | KernelReport | BaseException] = SimpleQueue()
+    said: SimpleQueue[str | Result[Found] | BaseException] = SimpleQueue()
 
     def run() -> None:
         try:
-            said.put(check(lambda report, case: said.put(case)))
+            said.put(Result(check(said.put)))
         except BaseException as error:  # the calling thread raises it
             said.put(error)
 
@@ -53,6 +62,6 @@ def within_limit(limit_s: float, check: Callable[[OnCase], KernelReport]) -> Ker
             raise NeverEnds(case, limit_s) from None
         if isinstance(message, BaseException):
             raise message
-        if isinstance(message, KernelReport):
-            return message
+        if isinstance(message, Result):
+            return message.found
         case = message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxctx.engine.runner.check import time_limit
-from jaxctx.engine.runner.check.comparison import OnCase, check_kernels
+from jaxctx.engine.runner.check.comparison import check_kernels
 from jaxctx.engine.runner.check.report import KernelReport, Verdict
 from jaxctx.engine.runner.check.time_limit import PREPARATION, NeverEnds, within_limit
 from tests.jaxctx.engine.runner.check.test_comparison import program
@@ -50,15 +51,15 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
 def test_what_ends_is_as_without_a_limit() -> None:
     threads = []
 
-    def check(on_case: OnCase) -> KernelReport:
+    def check(tell: Callable[[str], None]) -> KernelReport:
         threads.append(threading.current_thread())
-        on_case(EMPTY, "tpu: a")
+        tell("tpu: a")
         return REPORT
 
     assert within_limit(600, check) is REPORT
     assert threads[0].daemon  # or a process that is to end would wait for it
 
-    def fail(on_case: OnCase) -> KernelReport:
+    def fail(tell: Callable[[str], None]) -> KernelReport:
         raise MemoryError("no pool")
 
     with pytest.raises(MemoryError, match="no pool"):
@@ -69,9 +70,9 @@ def test_what_ends_is_as_without_a_limit() -> None:
 def test_the_case_that_never_ends_is_named(queue: Queue, cases: list[str]) -> None:
     end = threading.Event()
 
-    def check(on_case: OnCase) -> KernelReport:
+    def check(tell: Callable[[str], None]) -> KernelReport:
         for name in cases:
-            on_case(EMPTY, name)
+            tell(name)
         queue.waiting.set()
         end.wait()
         return REPORT
@@ -90,7 +91,7 @@ def test_a_kernel_that_jax_waits_for_is_noticed(queue: Queue) -> None:
     with plant_kernel(never_ends):
         try:
             with pytest.raises(NeverEnds) as raised:
-                within_limit(600, lambda on_case: check_kernels(program(), "tiny", on_case))
+                within_limit(600, lambda tell: check_kernels(program(), "tiny", lambda _, case: tell(case)))
         finally:
             END.set()
             for thread in threading.enumerate():
