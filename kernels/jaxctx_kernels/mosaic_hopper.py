@@ -472,7 +472,7 @@ def attend_pair(
     full = partial(attend_full_steps, consumer, consumed, first)
     ragged = partial(attend_step, consumer, consumed, first, False)
     if config.window is None:
-        carry = full(jnp.zeros_like(full_turns), full_turns, carry)
+        carry = full(jnp.full_like(full_turns, 0), full_turns, carry)
         return cast(RunningSoftmax, lax.fori_loop(full_turns, turns_until(steps.end, first, config), ragged, carry))
     turns = turns_until(steps.end, first, config)
     masked_turns = jnp.minimum(turns_until(pair[MASKED_STEPS], first, config), full_turns)
