@@ -126,8 +126,8 @@ def attend(
     Of these a row sees the last ones only where `shape` has a window. `soft_cap`: scaled scores become
     cap * tanh(score / cap), before what a row does not see is left out; None: they stay as they are.
 
-    Query heads `h * group .. h * group + group - 1` read KV head h. `kv_heads`: how many of them the pages hold; None:
-    as many as there is room for, of which a TPU's pages may have more, see `kv_cache.head_rows`.
+    Query heads `h * group .. h * group + group - 1` read KV head h. `kv_heads`: how many of them are no padding,
+    which a TPU's pages may have, see `kv_cache.head_rows`; None: all that the pages hold.
 
     Rows that see no token return zeros. No value of a slot that no row sees reaches the result, not even NaN, and no
     row's NaN reaches a row of another sequence. Under a mask a value that is not finite reaches only the rows that see
@@ -139,7 +139,7 @@ def attend(
     heads, dim = q.shape[1:]
     stored_heads, _, _, lanes = kv_values(k_pages).shape
     side_by_side = lanes // dim if kv_heads is None else heads_in_row(kv_heads, stored_heads)
-    if kv_heads is not None:  # queries of 0 for KV heads that there is only room for
+    if kv_heads is not None:  # queries of 0 for KV heads that are padding
         q = pad_axis(q, 1, stored_heads * side_by_side * (heads // kv_heads))
     # Kernels are imported where they are used: those of GPUs need JAX 0.11, and a CPU needs none.
     if shape.kernel == "gpu" and mask is None:

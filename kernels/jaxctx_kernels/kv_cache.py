@@ -8,8 +8,8 @@ and nobody reads it. Donate the arrays to the jitted step, or XLA copies them.
     on a TPU          [kv_heads / n, pages, page_size, lanes]           n heads side by side, in rows of 128 lanes
     scales            [kv_heads / n, pages, n, page_size]               on a TPU whole rows of 128 lanes
 
-A TPU's rows of lanes are whole, so that heads that do not fill them leave lanes to spare (heads of 80, 96 and 112), or
-the room of a head (the second row of three heads of 64). What is to spare holds zeros, and takes memory as all else.
+A TPU's rows of lanes are whole. Heads that do not fill them are padded: heads of 80, 96 and 112 to 128 lanes, three
+heads of 64 with a fourth one in the second row. Padding holds zeros, and takes memory as all else does.
 
 XLA on CPU widens bfloat16 arrays around a scatter (88 ms for 128 MB, against 0.2 ms), so there bfloat16 is stored as
 its bits in uint16 and reinterpreted where it is read. No one outside this package needs to know.
@@ -74,8 +74,8 @@ def kv_pages_struct(kv_heads: int, pages: int, page_size: int, head_dim: int, dt
 class HeadRows(NamedTuple):
     """How the KV heads of a token lie in a page array: in `rows` rows, the first of its axes, of `lanes` numbers.
 
-    `side_by_side` of them lie in a row, each in as many lanes as it has numbers; the rest is to spare. The last row may
-    have room for more heads than there are.
+    `side_by_side` of them lie in a row, each in as many lanes as it has numbers; the rest is padding. The last row may
+    be padded with heads.
     """
 
     rows: int
@@ -83,14 +83,14 @@ class HeadRows(NamedTuple):
     lanes: int
 
     def are_full(self, kv_heads: int, head_dim: int) -> bool:
-        """Whether nothing is to spare."""
+        """Whether there is no padding."""
         return self.rows * self.lanes == kv_heads * head_dim
 
 
 def head_rows(kv_heads: int, head_dim: int, platform: str) -> HeadRows:
     """How KV heads of one device are stored: each by itself, or on a TPU in few whole rows of lanes that hold them.
 
-    A row has room for a power of two of heads: XLA would copy arrays of scales in which three lie side by side.
+    A row holds a power of two of heads: XLA would copy arrays of scales in which three lie side by side.
     """
     if platform != "tpu":
         return HeadRows(kv_heads, 1, head_dim)
@@ -101,7 +101,7 @@ def head_rows(kv_heads: int, head_dim: int, platform: str) -> HeadRows:
 
 
 def heads_in_row(kv_heads: int, count: int) -> int:
-    """How many of the KV heads a row has room for, where `count` rows hold them: the least power of two that does."""
+    """How many KV heads a row holds, where `count` rows hold them: the least power of two that does."""
     return 1 << (-(-kv_heads // count) - 1).bit_length()
 
 
