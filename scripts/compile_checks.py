@@ -3,7 +3,9 @@
 
     scripts/compile_checks.py [--target v5e …] [--only PATTERN] [--all] [--update]
 
-Nothing is allocated or run. What each function of compiled_functions.py takes is compared with compile_baseline.json:
+Nothing is allocated or run. What each function of compiled_functions.py takes is compared with compile_baseline.json.
+A program that is, to the byte, the one that the baseline was made of is not compiled again, as the same compiler would
+write the same: of those only `COMPILED_ALWAYS` are, which shows that the baseline is true. `--all` compiles all.
 
     every function     bytes of temporaries and code, sums over chips and their bytes
     steps, writes      whether pages are updated where they lie, and weights of 8 or 4 bits stay so; the first also of
@@ -26,11 +28,12 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import hashlib
 import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -45,26 +48,27 @@ from compiler_output.sass import MachineCode, MissingTools, Tools, dumped_kernel
 from compiler_output.thunks import compile_with_thunks, longest_sort
 from compiler_output.weight_copies import large_weights, weight_copies
 from compiler_output.wide_weights import eight_bit_weights, int4_weights, wide_arrays, widened_words
+from jax.extend import source_info_util
 
 from jaxctx.engine.plan.collectives import find_collectives
 from jaxctx.engine.plan.memory_planner import compile_described, compiling_for
-from jaxctx.engine.runner.compiler_options import compiler_options
+from jaxctx.engine.runner.compiler_options import CompilerOptions, compiler_options
 from jaxctx.errors import FailedPrecondition
 
 BASELINE = Path(__file__).with_name("compile_baseline.json")
+ROOT = Path(__file__).parents[1]
 CUDA = "jax-cuda13-plugin"
 PACKAGES = {"v5e": "libtpu", "v6e": "libtpu", "v7x": "libtpu", "h200": CUDA, "a100-80gb": CUDA}
 SOME = {"v7x": ("write *", "page *"), "a100-80gb": ("published step Gemma 2 2B,*",)}
 """Targets that are checked in part: the patterns of names of what is."""
-LATER = {
-    "v5e": ("step *", "short step, 512 rows, weights of float8_e4m3fn"),
-    "v6e": ("*step *", "short step,*", "page *", "kernel *pages of 32,*", "kernel *pages of 128,*"),
-    "h200": ("step *",),
-}
-"""Patterns of names of what only `--all` checks.
-
-Steps of all layers are those of a few, more often; what a v6e would show a v5e shows sooner, by the same compiler.
-"""
+COMPILED_ALWAYS = (
+    *("short step, 16 rows", "published step Gemma 2 2B,*", "product of int4, 16 rows, groups of 128, zeros"),
+    *("write int8, 64 rows, pages of 64", "page load, int8, pages of 128"),
+    *("kernel head_dim 128, pages of 16, group 4", "kernel int8 head_dim 128, pages of 16, group 4"),
+)
+"""Patterns of names of what is compiled though its program is as it was: some of all kinds, and of all readers."""
+LONG = ("step *",)
+"""Patterns of names of what only `--all` looks at: steps of all layers, which take minutes, and are those of a few."""
 WITH_BUNDLES = (
     *("short step, 16 rows", "short step, 16 rows, KV of int8 in *"),
     *("write *", "product *", "kernel *pages of 16,*", "kernel *pages of 64,*"),
@@ -95,6 +99,7 @@ MOST = {
 """What nothing may have more of, whatever the baseline says."""
 SMALL_BYTES = 1 << 16  # of growth that does not matter, and of outputs beside the pages
 SLACK = 1.02  # growth that is none
+FINGERPRINT_DIGITS = 16
 BYTES = ("temporaries", "code")
 COUNTS = (
     *("bundles", "bundles_run", "spill_stores"),
@@ -133,17 +138,15 @@ def takes_pages(name: str) -> bool:
     return updates_pages(name) or name.startswith("page save")
 
 
-def measure(name: str, lower: Lower, chips: Chips, readers: Readers) -> dict[str, int]:
+def measure_with_machine_code(name: str, lower: Lower, chips: Chips, readers: Readers, tools: Tools) -> dict[str, int]:
+    """As `measure`, and what is kept of a kernel's machine code, which is only shown if it is lowered for that."""
+    with dumped_kernels(tools) as folder:
+        sizes = measure(name, lower(chips), readers)
+        return sizes | count_loops(read_kernel(folder, "attend_unit", tools))
+
+
+def measure(name: str, lowered: jax.stages.Lowered, readers: Readers) -> dict[str, int]:
     """Compile, and read what is kept of a function: sizes in bytes, and counts."""
-    if readers.tools is not None and name in WITH_MACHINE_CODE:
-        with dumped_kernels(readers.tools) as folder:
-            sizes = measure_compiled(name, lower(chips), readers)
-            return sizes | count_loops(read_kernel(folder, "attend_unit", readers.tools))
-    return measure_compiled(name, lower(chips), readers)
-
-
-def measure_compiled(name: str, lowered: jax.stages.Lowered, readers: Readers) -> dict[str, int]:
-    """As `measure`, without machine code."""
     options = compiler_options(readers.platform)
     counts: dict[str, int] = {}
     if readers.platform == "gpu" and name.startswith(STEPS):
@@ -242,19 +245,41 @@ def parts(target: str) -> list[Part]:
     return [part for part in (Part(target, False), Part(target, True)) if part.names()]
 
 
-def selected(part: Part, only: str, *, everything: bool) -> list[str]:
-    """The names of a part's functions that match `only`; without `everything` not those of LATER."""
-    later = () if everything else LATER.get(part.target, ())
-    return [name for name in part.names() if fnmatch.fnmatch(name, only) and not matches(name, later)]
+class Doing(NamedTuple):
+    """What is done of the checks."""
+
+    everything: bool  # also what takes long, and what cannot have changed
+    update: bool  # what is found is the baseline from now on
 
 
-def check(part: Part, names: Sequence[str], kept: dict[str, Any], update: bool) -> tuple[int, dict[str, Any]]:
+def selected(part: Part, only: str, doing: Doing) -> list[str]:
+    """The names of a part's functions that match `only`."""
+    named = [name for name in part.names() if fnmatch.fnmatch(name, only)]
+    return named if doing.everything else [name for name in named if not matches(name, LONG)]
+
+
+def fingerprint(lowered: jax.stages.Lowered, options: CompilerOptions) -> str:
+    """Of what a compiler is given. Equal programs have equal ones, whoever lowered them and where."""
+    given = f"{sorted(options.items())}\n{lowered.as_text()}"
+    return hashlib.sha256(given.encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def is_as_before(name: str, program: str, programs: Mapping[str, str], doing: Doing) -> bool:
+    """Whether the function of this name need not be compiled: its program is that of the baseline."""
+    return programs.get(name) == program and not (doing.everything or matches(name, COMPILED_ALWAYS))
+
+
+def check(part: Part, names: Sequence[str], kept: dict[str, Any], doing: Doing) -> tuple[int, dict[str, Any]]:
     """Run the checks of these names of a part of a target.
 
-    Returns how many failed and, with `update`, what to keep of the part.
+    Returns how many failed and, to update, what to keep of the part.
     """
+    update = doing.update
     target = part.target
     jax.config.update("jax_enable_compilation_cache", False)  # of what is found there compilers write nothing
+    # Paths and lines of our sources would be in programs, and change their fingerprints.
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    source_info_util.register_exclusion(str(ROOT))
     with ExitStack() as stack:
         bundles = Path(stack.enter_context(dump_bundles())) if part.counted else None
         devices, _ = stack.enter_context(compiling_for(target))
@@ -265,18 +290,27 @@ def check(part: Part, names: Sequence[str], kept: dict[str, Any], update: bool) 
         if not (same or update):
             print(f"{target}: the baseline is of {kept['versions']}, this is {versions}: sizes are not compared")
         all_found = dict(kept["functions"]) if same else {}
+        programs = dict(kept.get("programs", {})) if same else {}
         failed = 0
         for name, lower in functions():
             if name not in names:
                 continue
             start = time.monotonic()
             try:
-                found = measure(name, lower, chips, readers)
+                lowered = lower(chips)
+                program = fingerprint(lowered, compiler_options(readers.platform))
+                if is_as_before(name, program, programs, doing):
+                    print(f"{target}: {name}: as in the baseline ({time.monotonic() - start:.1f} s)", flush=True)
+                    continue
+                if readers.tools is not None and name in WITH_MACHINE_CODE:
+                    found = measure_with_machine_code(name, lower, chips, readers, readers.tools)
+                else:
+                    found = measure(name, lowered, readers)
             except Exception as error:  # compilers raise what they like
                 wrong = [f"does not compile: {type(error).__name__}: {' '.join(str(error).split()):.300}"]
             else:
                 wrong = compare(name, found, found if update or not same else all_found.get(name))
-                all_found[name] = found
+                all_found[name], programs[name] = found, program
             failed += bool(wrong)
             verdict = "; ".join(wrong) or "ok"
             print(f"{target}: {name}: {verdict} ({time.monotonic() - start:.1f} s)", flush=True)
@@ -285,7 +319,8 @@ def check(part: Part, names: Sequence[str], kept: dict[str, Any], update: bool) 
     all_found = {name: all_found[name] for name in part.names() if name in all_found}  # no former functions
     if tools is not None:
         kept = {**kept, "tools": dict(tools.versions)}
-    return failed, {**kept, "versions": versions, "functions": all_found}
+    programs = {name: programs[name] for name in all_found if name in programs}
+    return failed, {**kept, "versions": versions, "programs": programs, "functions": all_found}
 
 
 def tools_of(target: str, kept: dict[str, Any], update: bool) -> Tools | None:
@@ -308,21 +343,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", nargs="+", choices=list(PACKAGES), default=list(PACKAGES))
     parser.add_argument("--only", default="*", help="names of functions, with * and ?")
-    parser.add_argument("--all", action="store_true", help="also what takes long and seldom shows anything, see LATER")
+    parser.add_argument(
+        "--all", action="store_true", help="compile also what takes long, and what is as in the baseline"
+    )
     parser.add_argument("--update", action="store_true", help="write what is found as the baseline")
     options = parser.parse_args()
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     nothing: dict[str, Any] = {"versions": {}, "functions": {}}
     failed = missing = 0
     updated: dict[str, Any] = {}
-    everything = options.all or options.update
-    to_run = {
-        part: selected(part, options.only, everything=everything) for target in options.target for part in parts(target)
-    }
+    doing = Doing(options.all or options.update, options.update)
+    to_run = {part: selected(part, options.only, doing) for target in options.target for part in parts(target)}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(to_run), spawn, max_tasks_per_child=1) as pool:  # libtpu reads its flags only once
         running = {
-            part: pool.submit(check, part, names, baseline.get(part.target, nothing), options.update)
+            part: pool.submit(check, part, names, baseline.get(part.target, nothing), doing)
             for part, names in to_run.items()
         }
         for part, result in running.items():
@@ -333,8 +368,11 @@ def main() -> int:
                 missing += 1
                 continue
             failed += failures
-            before = updated.get(part.target, {"functions": {}})
-            updated[part.target] = {**found, "functions": {**before["functions"], **found["functions"]}}
+            before = updated.get(part.target, nothing)
+            updated[part.target] = {
+                **found,
+                **{kind: {**before.get(kind, {}), **found.get(kind, {})} for kind in ("programs", "functions")},
+            }
     baseline |= updated
     if options.update:
         in_order = {target: baseline[target] for target in PACKAGES if target in baseline}

@@ -5,6 +5,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from compiled_functions import (
     EIGHT_BIT_WEIGHTS,
@@ -26,8 +28,10 @@ from jaxctx.model.registry import FAMILIES, from_hf
 from jaxctx.model.weights import read_config
 from scripts.compile_checks import (
     BASELINE,
+    COMPILED_ALWAYS,
     COUNTS,
     EXACT,
+    FINGERPRINT_DIGITS,
     MOST,
     PACKAGES,
     SMALL_BYTES,
@@ -35,8 +39,11 @@ from scripts.compile_checks import (
     WITH_BUNDLES,
     WITH_COPIES,
     WITH_MACHINE_CODE,
+    Doing,
     compare,
     count_loops,
+    fingerprint,
+    is_as_before,
     is_checked,
     matches,
     parts,
@@ -148,20 +155,58 @@ def test_some_targets_are_checked_in_part() -> None:
     assert not is_checked("a100-80gb", "short step, 16 rows")
 
 
-def test_what_takes_long_is_left_for_later() -> None:
+def lowered(factor: float) -> jax.stages.Lowered:
+    def scale(x: jax.Array) -> jax.Array:
+        return x * factor
+
+    return jax.jit(scale).lower(jax.ShapeDtypeStruct((8,), jnp.float32))
+
+
+def test_equal_programs_have_equal_fingerprints() -> None:
+    """Whatever line they come from; another number, or another option of the compiler, is another program."""
+    one = fingerprint(lowered(2.0), {"a": 1, "b": 2})
+    again = fingerprint(lowered(2.0), {"b": 2, "a": 1})
+    assert one == again
+    assert len(one) == FINGERPRINT_DIGITS
+    assert len({one, fingerprint(lowered(3.0), {"a": 1, "b": 2}), fingerprint(lowered(2.0), {"a": 1, "b": 3})}) == 3
+
+
+NOW, LATER = Doing(everything=False, update=False), Doing(everything=True, update=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "doing", "as_before"),
+    [
+        ("write x", "of the baseline", NOW, True),
+        ("write x", "another", NOW, False),
+        ("write new", "of the baseline", NOW, False),
+        ("write x", "of the baseline", LATER, False),
+        ("short step, 16 rows", "of the baseline", NOW, False),  # always compiled
+    ],
+)
+def test_only_programs_of_the_baseline_are_not_compiled(name: str, program: str, doing: Doing, as_before: bool) -> None:
+    programs = dict.fromkeys(("write x", "short step, 16 rows"), "of the baseline")
+    assert is_as_before(name, program, programs, doing) == as_before
+
+
+def test_steps_of_all_layers_are_left_for_later() -> None:
     for target in ("v5e", "h200"):
         left_out = {name for part in parts(target) for name in part.names()}
-        left_out -= {name for part in parts(target) for name in selected(part, "*", everything=False)}
-        whole = {name for name in left_out if name.startswith("step ")}
-        assert whole == {f"step {model_name}, {rows} rows" for model_name, rows in WHOLE_STEPS}
-        assert [*left_out - whole] == ["short step, 512 rows, weights of float8_e4m3fn"] * (target == "v5e")
-    others, counted = parts("v6e")
-    assert not selected(others, "*", everything=False)
-    assert selected(others, "*", everything=True) == others.names()
-    assert selected(others, "published step Gemma 2B,*", everything=True) == ["published step Gemma 2B, 16 rows"]
-    now = selected(counted, "*", everything=False)
-    assert {name.split()[0] for name in now} == {"write", "product", "kernel"}
-    assert {*counted.names()} - {*now} == {name for name in counted.names() if "step" in name}
+        left_out -= {name for part in parts(target) for name in selected(part, "*", NOW)}
+        assert left_out == {f"step {model_name}, {rows} rows" for model_name, rows in WHOLE_STEPS}
+        assert all(selected(part, "*", LATER) == part.names() for part in parts(target))
+    assert selected(parts("v6e")[0], "published step Gemma 2B,*", NOW) == ["published step Gemma 2B, 16 rows"]
+
+
+def test_some_of_every_part_is_always_compiled() -> None:
+    """With all readers of compilers' output: bundles, machine code, launches, and copies."""
+    for target in PACKAGES:
+        for part in parts(target):
+            assert any(matches(name, COMPILED_ALWAYS) for name in part.names())
+    names = {name for name in kept()["h200"]["functions"] if matches(name, COMPILED_ALWAYS)}
+    assert names & set(WITH_MACHINE_CODE)
+    assert any(matches(name, WITH_COPIES) for name in names)
+    assert len(names) < 10
 
 
 def test_the_baseline_has_every_check() -> None:
@@ -172,6 +217,7 @@ def test_the_baseline_has_every_check() -> None:
     assert len(names) == len(set(names))
     for target, of_target in baseline.items():
         assert sorted(of_target["functions"]) == sorted(name for name in names if is_checked(target, name))
+        assert sorted(of_target["programs"]) == sorted(of_target["functions"])
         assert sorted(of_target["versions"]) == sorted(["jax", PACKAGES[target]])
 
 
