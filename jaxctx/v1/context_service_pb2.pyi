@@ -731,7 +731,8 @@ class SwitchAdapterRequest(google.protobuf.message.Message):
     """The context."""
     adapter: builtins.str
     """The LoRA adapter to go on with, by the name that it is loaded under (AdminService.LoadAdapter); up to 256 bytes. One that
-    the context's engine has not loaded gives NOT_FOUND (ADAPTER_NOT_FOUND). Empty: none.
+    the context's engine has not loaded gives NOT_FOUND (ADAPTER_NOT_FOUND); behind a router the context first moves to an
+    engine that has it and all earlier ones, if no other call uses it and both keep snapshots in one store. Empty: none.
     """
     def __init__(
         self,

@@ -98,7 +98,7 @@ class Services:
         lister = Lister(engines, forwarder)
         watcher = Watcher(lifecycle, engines, placements)
         return cls(
-            contexts=RouterContextService(forwarder, lister, planner, watcher, placements, generations),
+            contexts=RouterContextService(forwarder, lister, planner, watcher, placements, migrator, generations),
             snapshots=RouterSnapshotService(forwarder, lister, placements),
             models=RouterModelService(forwarder, lister),
             sessions=sessions,

@@ -12,6 +12,7 @@ from jaxctx_server.metrics.generations import GenerationMetrics
 from jaxctx_server.router.engines import set_engine_id
 from jaxctx_server.router.forwarding import ForwardedCall, Forwarder
 from jaxctx_server.router.listing import Lister, entries_to_ask_for
+from jaxctx_server.router.migration import Migrator
 from jaxctx_server.router.placement import PlacementTable
 from jaxctx_server.router.planning import Planner
 from jaxctx_server.router.watch import Watcher
@@ -28,6 +29,7 @@ class RouterContextService:
         planner: Planner,
         watcher: Watcher,
         placements: PlacementTable,
+        migrator: Migrator,
         generations: GenerationMetrics | None = None,
     ) -> None:
         """`generations`: where outputs are counted."""
@@ -36,6 +38,7 @@ class RouterContextService:
         self._planner = planner
         self._watcher = watcher
         self._placements = placements
+        self._migrator = migrator
         self._generations = generations or GenerationMetrics()
 
     async def create_context(self, caller: Caller, request: pb.CreateContextRequest) -> pb.CreateContextResponse:
@@ -102,8 +105,17 @@ class RouterContextService:
         return response
 
     async def switch_adapter(self, caller: Caller, request: pb.SwitchAdapterRequest) -> pb.SwitchAdapterResponse:
+        """An engine that has not loaded the adapter leaves the context to one that has, if that can take it."""
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id)
-        handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.SwitchAdapter)
+        try:
+            handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.SwitchAdapter)
+        except NotFound as error:
+            if error.reason != "ADAPTER_NOT_FOUND":
+                raise
+            await self.get_context(caller, pb.GetContextRequest(context_id=request.context_id))  # finds its engine
+            if not await self._migrator.move_to_adapter(call.context_key, request.adapter):
+                raise
+            handle, response = await self._forwarder.ask(call, lambda engine: engine.contexts.SwitchAdapter)
         self._placements.record_response(caller.tenant, handle, response.context)
         return response
 

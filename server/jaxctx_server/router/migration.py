@@ -1,4 +1,7 @@
-"""Contexts of an engine that leaves go on at other engines, by way of a durable store that both have."""
+"""Contexts go on at other engines, by way of a durable store that both have.
+
+Those of an engine that leaves do, and one that switches to an adapter that its engine lacks.
+"""
 
 import asyncio
 import secrets
@@ -75,11 +78,22 @@ class Migrator:
                 request.page_token = response.contexts[-1].context_id
         return found
 
-    async def migrate(self, placement: Placement, key: ContextKey) -> bool:
-        """Have an idle context go on at the least loaded engine of its model. Returns whether it was busy.
+    async def move_to_adapter(self, key: ContextKey, adapter: str) -> bool:
+        """Have an idle context go on at an engine that has the adapter of this name. Returns whether it did."""
+        placement = self._placements.get(key)
+        if placement is None or placement.handle.draining or not self._placements.idle([key]):
+            return False
+        before = placement.handle
+        move = asyncio.create_task(self.migrate(placement, key, adapter))
+        placement.moving = move  # calls of the context wait until this has ended
+        await asyncio.wait([move])  # it goes on if this is cancelled
+        return placement.handle is not before
 
-        Contexts of programs stay: programs make them anew when they go on elsewhere. An error on the way is not raised:
-        the context is at one place afterwards.
+    async def migrate(self, placement: Placement, key: ContextKey, adapter: str = "") -> bool:
+        """Have an idle context go on at the least loaded engine of its model, which has the adapter of this name.
+
+        Returns whether it was busy. Contexts of programs stay: programs make them anew when they go on elsewhere. An
+        error on the way is not raised: the context is at one place afterwards.
         """
         caller = Caller(key.tenant, self._clock() + MIGRATION_TIMEOUT_S)
         with suppress(JaxctxError):
@@ -88,10 +102,12 @@ class Migrator:
             response = await engine.call(engine.contexts.GetContext, caller, request)
             context: Context = response.context
             fitting = [each for each in self._engines.by_load(context.model_id) if has_adapter_of(each, context)]
+            if adapter:
+                fitting = [each for each in fitting if adapter in each.engine.adapter_revisions]
             target = next(iter(fitting), placement.handle)
             is_busy = context.state == CONTEXT_STATE_BUSY
             is_programs = is_of_program(dict(context.labels))
-            if target.draining or is_programs or is_busy:
+            if target is placement.handle or target.draining or is_programs or is_busy:
                 return is_busy and not is_programs
             await self._move(placement, key, target, context, caller)
         return False

@@ -105,6 +105,12 @@ async def test_a_context_is_made_and_goes_on_where_its_adapter_is(
 
     await load(router_cluster, there, "sql", "a2")
     await load(router_cluster, there, "other", "a1")
+    await load(router_cluster, there, "third", "a3")
+    await contexts[2].fill(tokens=IDS[:2])
+    await contexts[2].switch_adapter("third")  # which the other engine has alone
+    assert await address_of(router_cluster, contexts[2].id) == there
+    third = [adapter_dir / "a1"] * (len(IDS) + 2)
+    assert await continued(contexts[2]) == dense.greedy_switching(third, adapter_dir / "a3", IDS + IDS[:2], 12)
     port = int(here.rpartition(":")[2])
     await leave_router(router_cluster.router, router_cluster.engine_clusters[here], port, 30.0)
     assert await address_of(router_cluster, contexts[0].id) == there

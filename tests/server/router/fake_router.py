@@ -161,7 +161,9 @@ class FakeRouter:
         self.lister = Lister(self.engines, self.forwarder)
         self.watcher = Watcher(self.lifecycle, self.engines, self.placements)
         self.migrator = Migrator(self.engines, self.placements, lambda: NOW)
-        self.contexts = RouterContextService(self.forwarder, self.lister, self.planner, self.watcher, self.placements)
+        self.contexts = RouterContextService(
+            self.forwarder, self.lister, self.planner, self.watcher, self.placements, self.migrator
+        )
         self.snapshots = RouterSnapshotService(self.forwarder, self.lister, self.placements)
         self.models = RouterModelService(self.forwarder, self.lister)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jaxctx import errors
@@ -11,6 +13,7 @@ from jaxctx.v1 import admin_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_pb2 import Context
 from jaxctx_server.router.migration import has_adapter_of
+from jaxctx_server.router.placement import ContextKey
 from jaxctx_server.service.admin import LocalAdminService
 from tests.server.router.fake_router import FakeRouter
 
@@ -124,6 +127,48 @@ async def test_switching_is_for_the_engine_that_has_the_context(router: FakeRout
     with pytest.raises(errors.NotFound) as raised:
         await router.contexts.switch_adapter(ROOT, pb.SwitchAdapterRequest(context_id="x"))
     assert raised.value.reason == "CONTEXT_NOT_FOUND"
+
+
+async def test_a_switch_moves_a_context_to_where_the_adapter_is(router: FakeRouter) -> None:
+    """Not to where the contents of its earlier ones are not, and only if no other call uses it."""
+    context_id = await create_on_a(router)
+    switch = pb.SwitchAdapterRequest(context_id=context_id, adapter="fr")
+    await give(router, "b", fr="2")
+    with pytest.raises(errors.NotFound) as raised:
+        await router.contexts.switch_adapter(ALICE, switch)
+    assert raised.value.reason == "ADAPTER_NOT_FOUND"
+    assert not router.connections["a"].requests_of("Save")
+
+    await give(router, "b", other="1")
+    router.placements.forget(ContextKey("alice", context_id))  # as a router that has just started
+    with router.placements.in_use(ContextKey("alice", context_id)), pytest.raises(errors.NotFound):
+        await router.contexts.switch_adapter(ALICE, switch)
+    response = await router.contexts.switch_adapter(ALICE, switch)
+    assert (response.context.adapter, response.context.engine_id) == ("fr", "b")
+    assert [("alice", context_id) in router.connections[each].fake.contexts for each in "ab"] == [False, True]
+
+
+async def test_a_switch_that_cannot_move_leaves_the_context_where_it_was(router: FakeRouter) -> None:
+    context_id = await create_on_a(router)
+    await give(router, "b", fr="2", other="1")
+    router.connections["b"].errors["Take"] = [errors.ResourceExhausted("it is full")]
+    switch = pb.SwitchAdapterRequest(context_id=context_id, adapter="fr")
+    with pytest.raises(errors.NotFound) as raised:
+        await router.contexts.switch_adapter(ALICE, switch)
+    assert raised.value.reason == "ADAPTER_NOT_FOUND"
+    kept = await router.contexts.get_context(ALICE, pb.GetContextRequest(context_id=context_id))
+    assert (kept.context.adapter, kept.context.engine_id) == ("sql", "a")
+
+
+async def create_on_a(router: FakeRouter) -> str:
+    """A context with the adapter sql, whose content is 1, on the engine "a"."""
+    await give(router, "a", sql="1")
+    created = await router.contexts.create_context(ALICE, pb.CreateContextRequest(adapter="sql"))
+    assert created.context.engine_id == "a"
+    context_id: str = created.context.context_id
+    held = router.connections["a"].fake.contexts["alice", context_id]
+    held.info = replace(held.info, adapter="sql", adapter_revision="1")
+    return context_id
 
 
 async def test_a_first_fill_moves_no_context_that_switched(router: FakeRouter) -> None:

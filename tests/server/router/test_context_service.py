@@ -110,7 +110,7 @@ async def test_pieces_of_an_output_say_where_its_context_is(router: FakeRouter) 
 async def test_outputs_and_tokens_are_counted_on_a_router_as_well(router: FakeRouter) -> None:
     generations, record = GenerationMetrics(), CallRecord()
     contexts = RouterContextService(
-        router.forwarder, router.lister, router.planner, router.watcher, router.placements, generations
+        router.forwarder, router.lister, router.planner, router.watcher, router.placements, router.migrator, generations
     )
     engine = router.connections["a"]  # as in a process of its own: its services would write to this record, too
     engine.responses["Fill"] = pb.FillResponse(resident=1, restored=2, computed=2, context=Context(context_id="x"))

@@ -115,7 +115,7 @@ async def test_a_method_calls_the_engines_method_and_is_work_as_the_contract_say
     lister = Lister(engines, forwarder)
     unused: Any = None
     services: dict[str, Any] = {
-        "ContextService": RouterContextService(forwarder, lister, unused, unused, unused),
+        "ContextService": RouterContextService(forwarder, lister, unused, unused, unused, unused),
         "SnapshotService": RouterSnapshotService(forwarder, lister, unused),
         "ModelService": RouterModelService(forwarder, lister),
     }
