@@ -117,7 +117,7 @@ def test_who_wants_a_kernel_or_nothing_gets_nothing(model: str, plant: Callable,
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_kernel_that_ends_the_process_does_so_twice(model: str, plant: Callable, tmp_path: Path) -> None:
     plant("aborts")
     arguments = (model, *SIZES, "--grpc-port", "0", "--no-http", "--compile-cache", str(tmp_path))
@@ -131,7 +131,7 @@ def test_a_kernel_that_ends_the_process_does_so_twice(model: str, plant: Callabl
         server.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_kernel_that_never_ends_does_so_once(model: str, plant: Callable, tmp_path: Path) -> None:
     plant("never ends")
     arguments = (model, *SIZES, "--check-timeout-s", "30", "--compile-cache", str(tmp_path))
@@ -156,7 +156,7 @@ def test_a_kernel_that_never_ends_does_so_once(model: str, plant: Callable, tmp_
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [
-        pytest.param("right", OK, "equal to the reference on this device in 9 cases", marks=pytest.mark.slow),
+        pytest.param("right", OK, "equal to the reference on this device in 9 cases", marks=pytest.mark.campaign),
         pytest.param(
             *("one head", CHECK, r"tpu: \w+, \d rows: differs: from the reference: row \d, query head 1"),
             marks=pytest.mark.campaign,

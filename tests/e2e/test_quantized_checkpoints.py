@@ -54,7 +54,7 @@ def load(path) -> ServedModel:
     scope="module",
     params=[  # a model is compiled for each
         pytest.param(("W8A8", ("layers.0.self_attn", "down_proj")), marks=pytest.mark.slow),
-        pytest.param(("awq", ()), marks=pytest.mark.slow),
+        pytest.param(("awq", ()), marks=pytest.mark.campaign),
         pytest.param(("FP8", ()), marks=pytest.mark.campaign),
     ],
 )

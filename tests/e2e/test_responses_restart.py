@@ -120,7 +120,7 @@ async def test_a_kill_during_a_response_leaves_nothing_of_it(start: Start) -> No
         assert cached_tokens(again) >= first.usage.total_tokens - 1
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 async def test_kills_at_any_time_lose_nothing_that_was_acknowledged(start: Start) -> None:
     acknowledged: list[Any] = []
     for pause_s in (0.05, 0.3):

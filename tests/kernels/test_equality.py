@@ -297,24 +297,31 @@ def spoil_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.slow
+MISTAKES = [  # of each kernel one
+    (spoil_lanes, "attend reference_float32 bfloat16 page 128 dim 64 group 1", "lone_row"),
+    (spoil_write, "write kv_cache_gpu bfloat16 page 16 dim 64", "prompt"),
+    (spoil_clearing, "attend pallas_tpu bfloat16 page 16 dim 128 group 1", "no_sharing"),
+    (spoil_rows_of_lanes, "write pallas_tpu float32 page 16 dim 80", "prompt"),
+    (spoil_padding, "move pallas_tpu bfloat16 page 32 dim 128", "read"),
+    (spoil_group, "attend mosaic_hopper int8 page 32 dim 64 group 3", "lone_row"),
+    (spoil_mma_scales, "attend mosaic_mma int8 page 16 dim 80 group 7", "lone_row"),
+]
+MORE_MISTAKES = [
+    (spoil_mask, "attend reference_float32 float32 page 16 dim 64 group 2", "token_trees"),
+    (spoil_lanes, "attend reference_bfloat16 int8 page 32 dim 80 group 3", "split_rows"),
+    (spoil_write, "attend reference_float32 bfloat16 page 16 dim 64 group 1", "prompt"),
+    (spoil_waiting, "attend pallas_tpu bfloat16 page 16 dim 128 group 1", "no_sharing"),
+    (spoil_waiting, "write pallas_tpu int8 page 32 dim 128", "mixed"),
+    (spoil_waiting, "move pallas_tpu bfloat16 page 32 dim 128", "copy"),
+    (spoil_steps, "attend mosaic_hopper bfloat16 page 16 dim 64 group 4", "prompt"),
+]
+
+
 @pytest.mark.parametrize(
     ("spoil", "pattern", "case"),
     [
-        (spoil_mask, "attend reference_float32 float32 page 16 dim 64 group 2", "token_trees"),
-        (spoil_lanes, "attend reference_bfloat16 int8 page 32 dim 80 group 3", "split_rows"),
-        (spoil_lanes, "attend reference_float32 bfloat16 page 128 dim 64 group 1", "lone_row"),
-        (spoil_write, "attend reference_float32 bfloat16 page 16 dim 64 group 1", "prompt"),
-        (spoil_write, "write kv_cache_gpu bfloat16 page 16 dim 64", "prompt"),
-        (spoil_clearing, "attend pallas_tpu bfloat16 page 16 dim 128 group 1", "no_sharing"),
-        (spoil_waiting, "attend pallas_tpu bfloat16 page 16 dim 128 group 1", "no_sharing"),
-        (spoil_rows_of_lanes, "write pallas_tpu float32 page 16 dim 80", "prompt"),
-        (spoil_waiting, "write pallas_tpu int8 page 32 dim 128", "mixed"),
-        (spoil_waiting, "move pallas_tpu bfloat16 page 32 dim 128", "copy"),
-        (spoil_padding, "move pallas_tpu bfloat16 page 32 dim 128", "read"),
-        (spoil_steps, "attend mosaic_hopper bfloat16 page 16 dim 64 group 4", "prompt"),
-        (spoil_group, "attend mosaic_hopper int8 page 32 dim 64 group 3", "lone_row"),
-        (spoil_mma_scales, "attend mosaic_mma int8 page 16 dim 80 group 7", "lone_row"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in MISTAKES),
+        *(pytest.param(*each, marks=pytest.mark.campaign) for each in MORE_MISTAKES),
     ],
 )
 def test_mistakes_are_found(

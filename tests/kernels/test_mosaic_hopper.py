@@ -97,16 +97,16 @@ class Case:
         pytest.param((50, 16, 64, 4), "bfloat16", ["no_sharing", "many_prefixes"], marks=pytest.mark.campaign),
         # Consumers split rows.
         pytest.param((128, 32, 128, 8), "bfloat16", ["chunks_and_decode", "three_levels"], marks=pytest.mark.slow),
-        (pytest.param((50, 64, 256, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.slow)),
+        (pytest.param((50, 64, 256, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.campaign)),
         # Products with rows to spare, pages of two steps.
-        pytest.param((18, 128, 64, 3), "bfloat16", ["many_prefixes"], marks=pytest.mark.slow),
+        pytest.param((18, 128, 64, 3), "bfloat16", ["many_prefixes"], marks=pytest.mark.campaign),
         pytest.param((24, 32, 128, 4, 2), "bfloat16", ["no_sharing"], marks=pytest.mark.campaign),  # two KV heads
         ((50, 16, 64, 4), "int8", ["chunks_and_decode"]),
         pytest.param((50, 16, 64, 4), "int8", ["nothing"], marks=pytest.mark.campaign),
-        pytest.param((50, 16, 128, 8), "float8_e4m3fn", ["three_levels"], marks=pytest.mark.slow),
+        pytest.param((50, 16, 128, 8), "float8_e4m3fn", ["three_levels"], marks=pytest.mark.campaign),
         (pytest.param((128, 32, 128, 2), "float8_e4m3fn", ["chunks_and_decode"], marks=pytest.mark.campaign)),
         (pytest.param((24, 64, 256, 1, 2), "int8", ["one_prefix"], marks=pytest.mark.slow)),
-        (pytest.param((130, 128, 256, 3), "int8", ["chunks_and_decode"], marks=pytest.mark.slow)),
+        (pytest.param((130, 128, 256, 3), "int8", ["chunks_and_decode"], marks=pytest.mark.campaign)),
     ],
 )
 def test_equals_dense_attention(
@@ -129,7 +129,7 @@ def test_equals_dense_attention(
     ("rows", "dtype"),
     [
         (8, "bfloat16"),
-        (pytest.param(128, "bfloat16", marks=pytest.mark.slow)),
+        (pytest.param(128, "bfloat16", marks=pytest.mark.campaign)),
         (pytest.param(8, "float8_e4m3fn", marks=pytest.mark.campaign)),
         pytest.param(128, "int8", marks=pytest.mark.slow),
     ],
@@ -165,7 +165,7 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
         pytest.param(True, 147, 64, "int8", marks=pytest.mark.slow),
         pytest.param(False, 147, 64, "int8", marks=pytest.mark.campaign),
         pytest.param(True, 147, 128, "bfloat16", marks=pytest.mark.campaign),
-        pytest.param(True, 40, 256, "bfloat16", marks=pytest.mark.slow),
+        pytest.param(True, 40, 256, "bfloat16", marks=pytest.mark.campaign),
     ],
 )
 def test_full_steps(
@@ -194,7 +194,7 @@ def test_full_steps(
         (True, (40, 16, 64, 4), "bfloat16", 170, 2.0),
         # Consumers clear for each other.
         pytest.param(True, (140, 128, 64, 4), "int8", 170, None, marks=pytest.mark.slow),
-        pytest.param(False, (40, 32, 64, 8), "float8_e4m3fn", 220, 30.0, marks=pytest.mark.slow),
+        pytest.param(False, (40, 32, 64, 8), "float8_e4m3fn", 220, 30.0, marks=pytest.mark.campaign),
     ],
 )
 def test_full_steps_of_windows(
@@ -222,8 +222,8 @@ def test_full_steps_of_windows(
 @pytest.mark.parametrize(
     ("window", "soft_cap"),
     [
-        pytest.param(70, None, marks=pytest.mark.slow),
-        pytest.param(9, 30.0, marks=pytest.mark.slow),
+        pytest.param(70, None, marks=pytest.mark.campaign),
+        pytest.param(9, 30.0, marks=pytest.mark.campaign),
         pytest.param(None, 0.001, marks=pytest.mark.slow),  # scores are nearly all alike
     ],
 )
@@ -355,7 +355,7 @@ def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     ("spoil", "dtype", "found"),
     [
         (spoil_length, "bfloat16", "assert"),
-        pytest.param(spoil_maximum, "bfloat16", "assert", marks=pytest.mark.slow),
+        pytest.param(spoil_maximum, "bfloat16", "assert", marks=pytest.mark.campaign),
         pytest.param(spoil_clearing, "bfloat16", "assert", marks=pytest.mark.slow),
         (pytest.param(spoil_clearing, "float8_e4m3fn", "assert", marks=pytest.mark.campaign)),
         (spoil_waiting, "bfloat16", "RACE DETECTED|Computation failed"),
@@ -363,7 +363,7 @@ def spoil_scales(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(spoil_commits, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.slow),
         (spoil_scales, "int8", "assert"),
         (spoil_full_steps, "bfloat16", "assert"),
-        pytest.param(spoil_widening, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.slow),
+        pytest.param(spoil_widening, "int8", "RACE DETECTED|Computation failed", marks=pytest.mark.campaign),
     ],
 )
 def test_the_check_finds(

@@ -87,7 +87,7 @@ class Case:
         ),  # rows to spare
         ((24, 64, 96, 1, 2), "int8", ["one_prefix"]),  # two KV heads
         pytest.param((50, 16, 64, 4, 1), "bfloat16", ["no_sharing", "many_prefixes"], marks=pytest.mark.campaign),
-        pytest.param((130, 32, 128, 8, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.slow),
+        pytest.param((130, 32, 128, 8, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.campaign),
         pytest.param((24, 128, 256, 1, 1), "bfloat16", ["one_prefix"], marks=pytest.mark.slow),  # values come late
         pytest.param((50, 192, 112, 7, 1), "float8_e4m3fn", ["three_levels"], marks=pytest.mark.slow),
         pytest.param((18, 32, 256, 64, 1), "int8", ["many_prefixes"], marks=pytest.mark.campaign),  # a row fills a tile
@@ -114,7 +114,7 @@ def test_equals_dense_attention(
     [
         ((24, 16, 64, 4, 1), "bfloat16", 70, 2.0),
         pytest.param((24, 16, 80, 3, 1), "int8", 9, None, marks=pytest.mark.slow),
-        pytest.param((24, 128, 64, 1, 2), "float8_e4m3fn", 128, 30.0, marks=pytest.mark.slow),
+        pytest.param((24, 128, 64, 1, 2), "float8_e4m3fn", 128, 30.0, marks=pytest.mark.campaign),
         pytest.param((24, 32, 64, 2, 1), "bfloat16", None, 0.001, marks=pytest.mark.slow),  # nearly all alike
     ],
 )
@@ -225,7 +225,7 @@ def spoil_shrinking(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (spoil_clearing, "bfloat16"),
         (spoil_scales, "int8"),
-        pytest.param(spoil_pages, "bfloat16", marks=pytest.mark.slow),
+        pytest.param(spoil_pages, "bfloat16", marks=pytest.mark.campaign),
         pytest.param(spoil_shrinking, "bfloat16", marks=pytest.mark.slow),
     ],
 )

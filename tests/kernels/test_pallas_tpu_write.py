@@ -90,15 +90,17 @@ QUICK_CASES = [
     Case(rows=13, page_size=32, heads=4, dim=64, dtype="int8", pages=6),
 ]
 SLOW_CASES = [
-    Case(rows=9, dtype="float32", heads=3),
-    Case(rows=30, page_size=64, dtype="int8", pages=6),
     Case(rows=11, dtype="float8_e4m3fn", heads=1, dma="eager"),
-    Case(rows=17, page_size=32, dim=256, pages=6, dma="eager"),
     Case(rows=90, page_size=256, dtype="int8", dim=256, pages=3),
-    Case(rows=5, page_size=128, dim=64, dtype="float8_e4m3fn", pages=3),
-    Case(rows=40, heads=3, dim=64, pages=6),
     Case(rows=40, page_size=32, heads=3, dim=48, dtype="int8", pages=4),
     Case(rows=9, dim=96, dtype="float32", dma="eager"),
+]
+CAMPAIGN_CASES = [
+    Case(rows=9, dtype="float32", heads=3),
+    Case(rows=30, page_size=64, dtype="int8", pages=6),
+    Case(rows=17, page_size=32, dim=256, pages=6, dma="eager"),
+    Case(rows=5, page_size=128, dim=64, dtype="float8_e4m3fn", pages=3),
+    Case(rows=40, heads=3, dim=64, pages=6),
 ]
 
 
@@ -107,6 +109,7 @@ SLOW_CASES = [
     [
         *[pytest.param(case, id=str(case)[5:-1]) for case in QUICK_CASES],
         *[pytest.param(case, id=str(case)[5:-1], marks=pytest.mark.slow) for case in SLOW_CASES],
+        *[pytest.param(case, id=str(case)[5:-1], marks=pytest.mark.campaign) for case in CAMPAIGN_CASES],
     ],
 )
 def test_random_slots(rng: Generator, case: Case) -> None:
@@ -114,7 +117,8 @@ def test_random_slots(rng: Generator, case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [Case(rows=70), pytest.param(Case(rows=80, page_size=64, dtype="int8", pages=6), marks=pytest.mark.slow)]
+    "case",
+    [Case(rows=70), pytest.param(Case(rows=80, page_size=64, dtype="int8", pages=6), marks=pytest.mark.campaign)],
 )
 def test_chunks_of_prompts_and_decoding_rows(rng: Generator, case: Case) -> None:
     """A chunk that begins and ends within tiles and fills some between, rows alone, and padding among them."""
@@ -125,8 +129,10 @@ def test_chunks_of_prompts_and_decoding_rows(rng: Generator, case: Case) -> None
     case.check(rng, np.concatenate([alone[:5], chunk, [0] * 6, alone[5:], [0] * 4]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("page_size", "pages"), [(16, 8), (48, 4)])
+@pytest.mark.parametrize(
+    ("page_size", "pages"),
+    [pytest.param(16, 8, marks=pytest.mark.campaign), pytest.param(48, 4, marks=pytest.mark.slow)],
+)
 def test_no_tile_reaches_into_the_next_page(rng: Generator, page_size: int, pages: int) -> None:
     """Of 8 bits it would, as 16 and 48 tokens are no whole tiles of 32, and these pages lie one after the other."""
     case = Case(rows=70, page_size=page_size, dtype="int8", pages=pages)
@@ -155,7 +161,7 @@ def test_only_padding_changes_nothing(rng: Generator) -> None:
     Case(dtype="int8").check(rng, np.array([0, 3, 0, 0, 15]))
 
 
-@pytest.mark.parametrize("dtype", ["int8", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("float8_e4m3fn", marks=pytest.mark.campaign)])
 def test_what_is_not_finite_spoils_its_row_of_a_head_and_no_other(rng: Generator, dtype: str) -> None:
     case = Case(rows=6, dtype=dtype)
     k = np.array(case.random_rows(rng, 6), np.float32)
@@ -163,7 +169,7 @@ def test_what_is_not_finite_spoils_its_row_of_a_head_and_no_other(rng: Generator
     case.check(rng, np.array([20, 40, 21, 100, 22, 23]), k=jnp.asarray(k, jnp.bfloat16))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_heads_in_turn(rng: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not fit into VMEM at once is written for one KV head after the other."""
     monkeypatch.setattr(pallas_tpu_write, "ROWS_BYTES", 1)
@@ -213,8 +219,9 @@ def test_rows_of_two_layers_share_a_plan() -> None:
     assert plans(3) == plans(1) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(
+    "split", [pytest.param(False, marks=pytest.mark.campaign), pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_a_layer_of_a_step_writes_and_attends(rng: Generator, split: bool) -> None:
     """As with plain JAX: what is attended to, and the pages. Split over a mesh, here of one device, too."""
     rows, pages, page_size, heads = 24, 12, 16, 2

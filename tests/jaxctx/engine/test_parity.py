@@ -51,24 +51,8 @@ async def filled(engine: LocalEngine, *parts: list[int], salt: str = "") -> str:
 
 # What each family computes is tested without an engine too, in tests/jaxctx/model/test_goldens.py.
 QUICK = "qwen3_gqa1_narrow_heads_tied"
-# One of each family, that with most of what is special about it.
-OF_EACH_FAMILY = {
-    "gemma2_gqa2_tied",
-    "gemma3_gqa4_tied",
-    "granite_gqa3_multipliers",
-    "llama_gqa8_biases_linear_tied",
-    "mistral_window_gqa4",
-    "mixtral_5_experts_of_which_1_tied",
-    "olmo2_gqa2_biases_tied",
-    "olmo3_gqa2_yarn",
-    "phi3_gqa5_long_factors",
-    "phi3_window",
-    "qwen2_window_of_last_layer_gqa2",
-    "qwen2moe_shared_expert",
-    "qwen3moe_every_other_layer_tied",
-    "smollm3_gqa4_tied",
-}
-WITH_DRAFTS = {"gemma2_gqa2_tied", "mixtral_5_experts_of_which_1_tied", "olmo3_gqa2_yarn"}
+# What an engine does otherwise for some: windows, of some layers alone, and experts.
+OF_EACH_KIND = {"gemma3_gqa4_tied", "qwen3moe_every_other_layer_tied"}
 
 
 def golden_models(often: Set[str]) -> pytest.MarkDecorator:
@@ -88,7 +72,7 @@ def engine(make_engine, golden_checkpoint, echo_served) -> LocalEngine:
     return make_engine(WITHOUT_DRAFTS, served, device_config=CONFIG, whole=False)
 
 
-@golden_models(OF_EACH_FAMILY)
+@golden_models(OF_EACH_KIND)
 async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, golden) -> None:
     prompts = [golden.tokens[:length].tolist() for length in golden.prompts]
     whole = [await filled(engine, prompt, salt="whole") for prompt in prompts]
@@ -117,7 +101,7 @@ async def test_greedy_tokens_and_logits_equal_transformers(engine: LocalEngine, 
         assert np.allclose(values, np.sort(logprobs)[::-1][:20], rtol=1e-4, atol=1e-4)
 
 
-@golden_models(OF_EACH_FAMILY)
+@golden_models(OF_EACH_KIND)
 async def test_hit_equals_miss_fork_equals_fresh_restart_equals_running(
     make_engine, golden_checkpoint, golden, echo_served, tmp_path
 ) -> None:
@@ -162,8 +146,7 @@ async def top_logprobs(engine: LocalEngine, context_id: str) -> object:
     return piece.logprobs
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("golden", ["qwen3_gqa8_wide_heads"], indirect=True)
+@pytest.mark.parametrize("golden", [QUICK], indirect=True)
 async def test_refilling_truncated_tokens_gives_bit_equal_logits(engine: LocalEngine, golden) -> None:
     tokens = golden.tokens[:500].tolist()
     context_id = await filled(engine, tokens[:496], tokens[496:])
@@ -175,7 +158,7 @@ async def test_refilling_truncated_tokens_gives_bit_equal_logits(engine: LocalEn
 
 @pytest.mark.parametrize(
     "golden",
-    ["qwen3_gqa8_wide_heads", pytest.param("qwen3moe_every_other_layer_tied", marks=pytest.mark.slow)],
+    ["qwen3_gqa8_wide_heads", pytest.param("qwen3moe_every_other_layer_tied", marks=pytest.mark.campaign)],
     indirect=True,
 )
 async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, golden, echo_served) -> None:
@@ -190,7 +173,7 @@ async def test_in_bfloat16_a_hit_equals_a_miss(make_engine, golden_checkpoint, g
     assert await continued(engine, (await engine.rewind(ME, fork.context_id, 500)).context_id) == miss
 
 
-@golden_models(WITH_DRAFTS)
+@golden_models(OF_EACH_KIND)
 async def test_drafts_change_no_token_of_a_text_that_repeats(make_engine, golden_checkpoint, echo_served) -> None:
     served = serve(golden_checkpoint, "float32", echo_served)
     prompt = [*range(20, 52)] * 3

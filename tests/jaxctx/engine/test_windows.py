@@ -271,12 +271,7 @@ LAYERS = ModelConfig(
 )
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("float32", marks=pytest.mark.slow),
-        pytest.param("bfloat16", marks=pytest.mark.campaign),
-    ]
-)
+@pytest.fixture(params=["float32", "bfloat16"])
 def decoder(request: pytest.FixtureRequest, echo_served: ServedModel) -> ServedModel:
     """A decoder whose windows alternate, with capped scores."""
     model, params = init_random(LAYERS, seed=5, dtype=request.param, scale=0.3)
@@ -284,6 +279,7 @@ def decoder(request: pytest.FixtureRequest, echo_served: ServedModel) -> ServedM
     return replace(echo_served, model=model, params=params, revision=f"windows-{request.param}", dtype=request.param)
 
 
+@pytest.mark.campaign
 async def test_a_decoder_with_windows_says_what_dense_attention_says(
     make_engine: MakeEngine, decoder: ServedModel
 ) -> None:

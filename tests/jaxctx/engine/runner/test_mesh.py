@@ -72,15 +72,14 @@ async def continued(engine: LocalEngine, context_id: str, tokens: int = 40) -> l
     return [token async for piece in engine.generate(ME, request) for token in piece.token_ids]
 
 
-SLOW = [(2, 8), (4, 2)]  # more devices than KV heads, and fewer
-IN_CAMPAIGNS = [(1, 2), (1, 4), (1, 8), (2, 2), (4, 4), (4, 8)]
+IN_CAMPAIGNS = [(1, 2), (1, 4), (1, 8), (2, 2), (4, 2), (4, 4), (4, 8)]
 
 
 @pytest.mark.parametrize(
     ("kv_heads", "tensor"),
     [
-        (2, 4),
-        *[pytest.param(*each, marks=pytest.mark.slow) for each in SLOW],
+        (2, 4),  # more devices than KV heads
+        pytest.param(2, 8, marks=pytest.mark.slow),
         *[pytest.param(*each, marks=pytest.mark.campaign) for each in IN_CAMPAIGNS],
     ],
 )
@@ -97,7 +96,7 @@ async def test_tokens_are_those_of_one_device(meshes: Meshes, kv_heads: int, ten
     assert len(pool.addressable_shards) == tensor
 
 
-@pytest.mark.parametrize("tensor", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tensor", [4, pytest.param(8, marks=pytest.mark.campaign)])
 async def test_a_disturbed_context_goes_on_as_if_it_were_not(meshes: Meshes, tmp_path, tensor: int) -> None:
     """Forked, rewound, moved to host memory and back, saved; and opened on one device, from there on a mesh again."""
     store = tmp_path.as_uri()
@@ -133,7 +132,7 @@ async def test_in_bfloat16_tokens_are_nearly_those_of_one_device(meshes: Meshes)
     assert said[0][:4] == said[1][:4]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 async def test_devices_with_several_kv_heads_and_a_part_of_their_query_heads(meshes: Meshes) -> None:
     config = replace(TINY, heads=12, kv_heads=6)
     assert dict(make_mesh(config, tensor=4).shape) == {"kv": 2, "group": 2}

@@ -72,7 +72,7 @@ def rounded(q: jax.Array, k: Any, v: Any, metadata: Any, **options: Any) -> jax.
     ("dtype", "kv_dtype"),
     [
         ("bfloat16", "bfloat16"),
-        pytest.param("bfloat16", "int8", marks=pytest.mark.slow),
+        pytest.param("bfloat16", "int8", marks=pytest.mark.campaign),
         pytest.param("bfloat16", "float8_e4m3fn", marks=pytest.mark.campaign),
     ],
 )
@@ -108,9 +108,7 @@ IN_PADDING, NO_STEPS = "padding", ("does not compile", "fails when it runs")
     [
         each
         if each == "NaN"
-        else pytest.param(
-            each, marks=pytest.mark.slow if each in ("scale", "one token too few") else pytest.mark.campaign
-        )
+        else pytest.param(each, marks=pytest.mark.slow if each == "scale" else pytest.mark.campaign)
         for each in WRONG
         if each not in (IN_PADDING, *NO_STEPS)
     ],
@@ -136,7 +134,7 @@ def test_steps_that_do_not_run_are_a_verdict(mistake: str, verdict: str) -> None
     assert {*told} == {case.name} == {"tpu: whole steps, 32 rows"}
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_smallest_step_too() -> None:
     with plant_kernel(rounded):
         model, params = init_random(TINY, seed=1, dtype="float32")
