@@ -241,7 +241,8 @@ def contract_in_blocks(
     inside = values.shape[1]
     out = values.shape[0] if out is None else out
     most = COPIED_ELEMENTS if x.dtype == values.dtype else BLOCK_ELEMENTS
-    block = min(max(LEAST_BLOCK, most // inside), out)
+    count = -(-out // max(LEAST_BLOCK, most // inside))
+    block = -(-out // count)  # equal parts: what is left for a last one that is shorter would be multiplied twice
 
     # JAX 0.10 cannot take a part of bfloat16 on a CPU: it would widen all of the values. Of their bits it can, which
     # later ones take three times as long for.
@@ -265,7 +266,7 @@ def contract_in_blocks(
         filled: jax.Array = lax.dynamic_update_slice(product, part(start), (jnp.zeros_like(start), start))
         return filled
 
-    filled: jax.Array = lax.fori_loop(0, -(-out // block), fill, jnp.zeros((x.shape[0], out), jnp.float32))
+    filled: jax.Array = lax.fori_loop(0, count, fill, jnp.zeros((x.shape[0], out), jnp.float32))
     return filled
 
 
