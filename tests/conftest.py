@@ -91,7 +91,7 @@ LONGEST_OF_SLOW_TESTS = (
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where the tests of one marker are asked for, do not import files that do not name it: most of a session's start."""
+    """Where tests of one marker are asked for, leave files that do not name it: importing them is most of the start."""
     marker = config.getoption("markexpr")
     if not marker.isidentifier() or not collection_path.match("test_*.py"):
         return None

@@ -167,7 +167,7 @@ def test_a_kernel_that_never_ends_does_so_once(model: str, plant: Callable, tmp_
                 CHECK,
                 r"tpu: whole steps, \d rows: differs: sequence \d, token \d+: a log probability of",
             ),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.campaign,
         ),
         pytest.param(
             *("aborts", CHECK, "tpu: decoding, 1 rows: crashed: the process was ended by SIGABRT; what comes after"),

@@ -124,13 +124,30 @@ def test_a_row_alone_on_cpus_with_vectors_of_any_length(
 
 @pytest.mark.parametrize("out", [64, 128, 129, 191, 200])
 def test_blocks_cover_every_output_channel(monkeypatch: pytest.MonkeyPatch, out: int) -> None:
-    """One block, several, and a last one that is shorter than the others."""
+    """One block, several that are alike, and some of which the last one overlaps the one before."""
     monkeypatch.setattr(products, "BLOCK_ELEMENTS", 64 * 96)
     rng = np.random.default_rng(out)
     x = jnp.asarray(rng.normal(size=(5, 96)), jnp.float32)
     weight, meant = quantized(rng, out, 96, "int8", "float32")
     product = jax.jit(lambda x, weight: project(x, weight))(x, weight)
     np.testing.assert_allclose(product, np.asarray(x, np.float64) @ meant.T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [products.MANY_ROWS - 1, products.MANY_ROWS])
+def test_many_rows_meet_widened_blocks_where_a_cpu_computes_in_float32(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """The same numbers as in a product of bfloat16, whose sums are float32, too; no weight is widened as a whole."""
+    monkeypatch.setattr(products, "WIDENS_BFLOAT16", not products.TAKES_BITS)
+    monkeypatch.setattr(products, "BLOCK_ELEMENTS", 64 * 96)
+    rng = np.random.default_rng(rows)
+    x = jnp.asarray(rng.normal(size=(rows, 96)), jnp.float32)
+    weight = jnp.asarray(rng.normal(size=(200, 96)), jnp.bfloat16)
+    lowered = jax.jit(lambda x, weight: project(x, weight)).lower(x, weight)
+    in_blocks = "stablehlo.while" in lowered.as_text()
+    assert in_blocks == (rows >= products.MANY_ROWS and not products.TAKES_BITS)
+    want = np.asarray(x.astype(jnp.bfloat16), np.float64) @ np.asarray(weight, np.float64).T
+    np.testing.assert_allclose(lowered.compile()(x, weight), want, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BITS)

@@ -124,7 +124,7 @@ async def test_a_disturbed_context_goes_on_as_if_it_were_not(meshes: Meshes, tmp
         assert stats.tokens_computed < 16 + 40  # of the prompt no more than a page
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 async def test_in_bfloat16_tokens_are_nearly_those_of_one_device(meshes: Meshes) -> None:
     """Sums over devices are rounded, so that near ties may fall otherwise; a random model has more of them than any."""
     alone, engine = meshes.engine(TINY, 1, dtype="bfloat16"), meshes.engine(TINY, 4, dtype="bfloat16")

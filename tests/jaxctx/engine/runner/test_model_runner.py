@@ -93,7 +93,7 @@ def test_all_that_a_server_on_a_mesh_compiles_can_be_called(echo_served) -> None
     assert {*device._compiled} == {*device.program.functions}
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_heads_side_by_side_generate_what_heads_apart_do(echo_served, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pools are laid out for a TPU: three heads in two rows. No snapshot may mix them up with other pages."""
     narrow, prompt = replace(TINY, heads=6, kv_heads=3, head_dim=64), [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8]
@@ -118,9 +118,8 @@ def zeros(struct) -> jax.Array:
     return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), struct)
 
 
-@pytest.mark.parametrize(
-    "kv_dtype", [pytest.param("float32", marks=pytest.mark.campaign), pytest.param("int8", marks=pytest.mark.slow)]
-)
+@pytest.mark.campaign
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 def test_layers_in_a_loop_are_what_they_are_one_by_one(kv_dtype: str) -> None:
     """On a CPU all layers' pages lie in one array and layers are a loop; elsewhere each has its own, unrolled."""
     config = replace(TINY, layers=3)
