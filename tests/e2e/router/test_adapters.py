@@ -103,21 +103,20 @@ async def test_a_context_is_made_and_goes_on_where_its_adapter_is(
     await contexts[3].switch_adapter("fr")
     await contexts[3].fill(tokens=IDS[:5])
 
-    await load(router_cluster, there, "sql", "a2")
+    await load(router_cluster, there, "second", "a2")
     await load(router_cluster, there, "other", "a1")
-    await load(router_cluster, there, "third", "a3")
     await contexts[2].fill(tokens=IDS[:2])
-    await contexts[2].switch_adapter("third")  # which the other engine has alone
+    await contexts[2].switch_adapter("second")  # of this name on the other engine alone
     assert await address_of(router_cluster, contexts[2].id) == there
-    third = [adapter_dir / "a1"] * (len(IDS) + 2)
-    assert await continued(contexts[2]) == dense.greedy_switching(third, adapter_dir / "a3", IDS + IDS[:2], 12)
+    before = [adapter_dir / "a1"] * (len(IDS) + 2)
+    assert await continued(contexts[2]) == dense.greedy_switching(before, adapter_dir / "a2", IDS + IDS[:2], 12)
     port = int(here.rpartition(":")[2])
     await leave_router(router_cluster.router, router_cluster.engine_clusters[here], port, 30.0)
     assert await address_of(router_cluster, contexts[0].id) == there
     assert await continued(contexts[0]) == expected[12:]
     assert await continued(contexts[1]) == expected[:12]
     spans = [(span.start, span.adapter) for span in (await contexts[3].refresh()).adapter_spans]
-    assert spans == [(0, "other"), (len(IDS), "sql")]
+    assert spans == [(0, "other"), (len(IDS), "second")]
     adapters = [adapter_dir / "a1"] * len(IDS) + [adapter_dir / "a2"] * 5
     switched = dense.greedy_switching(adapters, adapter_dir / "a2", IDS + IDS[:5], 12)
     assert await continued(contexts[3]) == switched

@@ -267,7 +267,7 @@ async def test_a_wrong_format_changes_nothing(engine: LocalEngine, name: str) ->
 
 
 async def test_a_format_that_is_never_done_stops_no_stream(engine: LocalEngine) -> None:
-    engine.grammars._trials._timeout_s = 1.0
+    engine.grammars._trials._timeout_s = 5.0  # a hundred steps take longer than one second where others want the cores
     slow = asyncio.create_task(told(engine, caller=Caller("other"), output_format=ENDLESS["a conjunction of many"]))
     await asyncio.sleep(0.05)
     assert await greedy(engine, await fresh(engine, PROMPT), 100) == oracle(PROMPT, 100)
