@@ -181,11 +181,11 @@ NOW, LATER = Doing(everything=False, update=False), Doing(everything=True, updat
         ("write x", "another", NOW, False),
         ("write new", "of the baseline", NOW, False),
         ("write x", "of the baseline", LATER, False),
-        ("short step, 16 rows", "of the baseline", NOW, False),  # always compiled
+        ("page load, int8, pages of 128", "of the baseline", NOW, False),  # always compiled
     ],
 )
 def test_only_programs_of_the_baseline_are_not_compiled(name: str, program: str, doing: Doing, as_before: bool) -> None:
-    programs = dict.fromkeys(("write x", "short step, 16 rows"), "of the baseline")
+    programs = dict.fromkeys(("write x", "page load, int8, pages of 128"), "of the baseline")
     assert is_as_before(name, program, programs, doing) == as_before
 
 
