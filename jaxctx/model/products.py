@@ -28,7 +28,7 @@ MANY_ROWS = 256  # from which on blocks of bfloat16 weights are widened on a CPU
 LANES, TERMS = 32 if CPU_HAS_LONG_VECTORS else 16, 32
 BLOCK_ELEMENTS = 1 << 20  # of a weight of 8 bits that are wide at a time on CPU: 2 MiB, which its cache holds
 COPIED_ELEMENTS = 1 << 22  # of a weight that stays as narrow, likewise
-LEAST_BLOCK = 64  # output channels that are multiplied at a time, however long they are
+LEAST_BLOCK = 64  # output channels that fit into a block, however long they are; equal blocks have over half as many
 WIDENS_BFLOAT16 = not CPU_HAS_LONG_VECTORS and not TAKES_BITS  # in blocks, see `project`
 SUMS_ARE_FAST = jax.__version_info__ >= (0, 11)  # those of `contract_one`; before, padding a row to four was faster
 
