@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from jaxctx import errors
-from jaxctx.engine.interface import Caller
+from jaxctx.engine.interface import PROGRAM_LABELS, Caller
 from jaxctx.types import CreateContextRequest
 from jaxctx.v1 import admin_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
@@ -158,6 +159,51 @@ async def test_a_switch_that_cannot_move_leaves_the_context_where_it_was(router:
     assert raised.value.reason == "ADAPTER_NOT_FOUND"
     kept = await router.contexts.get_context(ALICE, pb.GetContextRequest(context_id=context_id))
     assert (kept.context.adapter, kept.context.engine_id) == ("sql", "a")
+
+
+async def test_a_switch_that_is_cancelled_lets_the_move_end(router: FakeRouter) -> None:
+    """The caller is gone, by a deadline too; the context is on one engine afterwards, and switches there."""
+    context_id = await create_on_a(router)
+    await give(router, "b", fr="2", other="1")
+    gate = router.connections["b"].gates["Take"] = asyncio.Event()
+    switch = pb.SwitchAdapterRequest(context_id=context_id, adapter="fr")
+    switching = asyncio.create_task(router.contexts.switch_adapter(ALICE, switch))
+    async with asyncio.timeout(10):
+        while not router.connections["b"].requests_of("Take"):
+            await asyncio.sleep(0)
+        switching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await switching
+        gate.set()
+        kept = await router.contexts.get_context(ALICE, pb.GetContextRequest(context_id=context_id))
+        assert kept.context.engine_id == "b"
+        assert (await router.contexts.switch_adapter(ALICE, switch)).context.adapter == "fr"
+    assert [("alice", context_id) in router.connections[each].fake.contexts for each in "ab"] == [False, True]
+
+
+@pytest.mark.parametrize("why", ["of a program", "leaving", "all others leave"])
+async def test_contexts_that_a_switch_does_not_move(router: FakeRouter, why: str) -> None:
+    context_id = await create_on_a(router)
+    await give(router, "b", fr="2", other="1")
+    if why == "of a program":
+        held = router.connections["a"].fake.contexts["alice", context_id]
+        held.info = replace(held.info, labels=dict(PROGRAM_LABELS))
+    else:
+        router.handle("a" if why == "leaving" else "b").draining = True
+    switch = pb.SwitchAdapterRequest(context_id=context_id, adapter="fr")
+    with pytest.raises(errors.NotFound) as raised:
+        await router.contexts.switch_adapter(ALICE, switch)
+    assert raised.value.reason == "ADAPTER_NOT_FOUND"
+    assert not router.connections["a"].requests_of("Save")
+
+
+async def test_no_other_tenant_moves_a_context(router: FakeRouter) -> None:
+    context_id = await create_on_a(router)
+    await give(router, "b", fr="2", other="1")
+    with pytest.raises(errors.NotFound) as raised:
+        await router.contexts.switch_adapter(ROOT, pb.SwitchAdapterRequest(context_id=context_id, adapter="fr"))
+    assert raised.value.reason == "CONTEXT_NOT_FOUND"
+    assert not router.connections["a"].requests_of("Save")
 
 
 async def create_on_a(router: FakeRouter) -> str:
