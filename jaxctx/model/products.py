@@ -260,9 +260,10 @@ def contract_in_blocks(
         taken = lax.bitcast_convert_type(taken, jnp.bfloat16) if narrow else taken
         if x.dtype == jnp.int8:
             return multiply_int8(x, taken).astype(jnp.float32)
-        if x.dtype == values.dtype:
-            return contract_few(x, taken) if x.shape[0] <= FEW_ROWS else contract(x, taken)
-        return contract(x, widen_on_cpu(taken, x.dtype))
+        taken = taken if x.dtype == values.dtype else widen_on_cpu(taken, x.dtype)
+        # As in `project`. Values of 8 bits that meet as bfloat16 gained nothing, on a CPU that has no products of it.
+        swaps = x.shape[0] <= FEW_ROWS and (x.dtype == values.dtype or x.dtype == jnp.float32)
+        return contract_few(x, taken) if swaps else contract(x, taken)
 
     if block == out:
         return part(0)

@@ -1,7 +1,7 @@
 """As which type a CPU multiplies weights of 8 bits: measured at the first start, remembered for the next ones.
 
 Values of 8 bits and activations meet as bfloat16 or as float32, and both hold the values exactly. CPUs that multiply
-bfloat16 by themselves are up to twice as fast with it; others are up to four times as fast with float32. What XLA's
+bfloat16 by themselves are up to twice as fast with it; others are up to eight times as fast with float32. What XLA's
 libraries make of either changes with each release, so this is measured and not looked up. Weights of bfloat16 are not
 part of it: which CPUs widen blocks of them for many rows is known (`products.WIDENS_BFLOAT16`).
 """

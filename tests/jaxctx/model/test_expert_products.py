@@ -27,7 +27,7 @@ from jaxctx.model.expert_products import (
     sum_by_row,
 )
 from jaxctx.model.functional import EIGHT_BITS
-from jaxctx.model.products import SUMS_ARE_FAST, QuantizedWeight
+from jaxctx.model.products import SUMS_ARE_FAST, TAKES_BITS, QuantizedWeight
 from jaxctx.model.weights.quantize import quantize
 
 EXPERTS, WIDTH, FFN, TAKEN = 5, 64, 96, 2
@@ -102,7 +102,10 @@ def test_no_row_is_left_out_and_none_is_mixed_up(rows: int, choice: str) -> None
 
 @by_choice
 @pytest.mark.parametrize("rows", [1, 9, 40])
-def test_weights_of_bfloat16(rows: int, choice: str) -> None:
+@pytest.mark.parametrize("widens", [False, True])
+def test_weights_of_bfloat16(monkeypatch: pytest.MonkeyPatch, rows: int, choice: str, widens: bool) -> None:
+    """As CPUs with AVX-512 multiply them, and as those without: by blocks of float32."""
+    monkeypatch.setattr(expert_products, "WIDENS_BFLOAT16", widens and not TAKES_BITS)
     case = Case(rows, choice, "bfloat16")
     assert_near(case.feed(), case.want(), 0.02)
 
