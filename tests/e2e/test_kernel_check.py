@@ -75,33 +75,47 @@ def output_of(server: Server, model: str) -> str:
     return text
 
 
+def served(model: str, cache: Path, *options: str) -> tuple[tuple[str, str], str, str, str]:
+    """Of a server that is started and ended: `attention_of` it, an output, its banner and its log."""
+    server = Server(model, *SIZES, *options, cache=cache, command=PLANTED)
+    try:
+        attention, output = attention_of(server), output_of(server, model)
+    finally:
+        server.process.terminate()
+        _, log = server.end()
+    return attention, output, server.banner, log
+
+
 @pytest.mark.slow
 def test_a_wrong_kernel_is_replaced_and_outputs_are_right(model: str, plant: Callable, tmp_path: Path) -> None:
-    """In banner, log and metrics; and what a right kernel passed is not compared at the next start."""
+    """In banner, log and metrics."""
+    plant("first layer")
+    attention, output, banner, log = served(model, tmp_path)
+    assert attention == ("reference", "differs")
+    assert re.search(r"WARNING +attention is computed by plain JAX.*slower than a kernel: tpu:", banner)
+    assert "differs: sequence " in banner
+    assert "attention is computed by plain JAX, which is slower than a kernel: tpu:" in log
+    attention, right_output, _, _ = served(model, tmp_path, "--attention", "reference")
+    assert attention == ("reference", "requested")
+    assert output == right_output
+
+
+@pytest.mark.campaign
+def test_what_a_right_kernel_passed_is_not_compared_at_the_next_start(
+    model: str, plant: Callable, tmp_path: Path
+) -> None:
+    plant("right")
     outputs = []
-    differs = ("reference", "differs")
-    for name, labels, starts in (("right", ("tpu", "checked"), 2), ("first layer", differs, 1)):
-        plant(name)
-        for start in range(starts):
-            server = Server(model, *SIZES, cache=tmp_path / name, command=PLANTED)
-            try:
-                assert attention_of(server) == labels
-                outputs.append(output_of(server, model))
-            finally:
-                server.process.terminate()
-                _, log = server.end()
-            if name == "right":
-                assert "attention tpu kernel, equal to the reference on this device in 9 cases" in server.banner
-                assert ("at an earlier start" in server.banner) == (start == 1)
-                assert ", and in whole steps of 4 rows (mean difference " in server.banner
-                assert "WARNING" not in server.banner
-            else:
-                assert re.search(
-                    r"WARNING +attention is computed by plain JAX.*slower than a kernel: tpu:", server.banner
-                )
-                assert "differs: sequence " in server.banner
-                assert "attention is computed by plain JAX, which is slower than a kernel: tpu:" in log
-    assert len(set(outputs)) == 1
+    for start in range(2):
+        attention, output, banner, _ = served(model, tmp_path)
+        assert attention == ("tpu", "checked")
+        assert "attention tpu kernel, equal to the reference on this device in 9 cases" in banner
+        assert ("at an earlier start" in banner) == (start == 1)
+        assert ", and in whole steps of 4 rows (mean difference " in banner
+        assert "WARNING" not in banner
+        outputs.append(output)
+    _, reference_output, _, _ = served(model, tmp_path, "--attention", "reference")
+    assert {*outputs} == {reference_output}
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ class Case:
         ),
         pytest.param((50, 16, 64, 4), "bfloat16", ["no_sharing", "many_prefixes"], marks=pytest.mark.campaign),
         # Consumers split rows.
-        pytest.param((128, 32, 128, 8), "bfloat16", ["chunks_and_decode", "three_levels"], marks=pytest.mark.slow),
+        pytest.param((128, 32, 128, 8), "bfloat16", ["chunks_and_decode", "three_levels"], marks=pytest.mark.campaign),
         (pytest.param((50, 64, 256, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.campaign)),
         # Products with rows to spare, pages of two steps.
         pytest.param((18, 128, 64, 3), "bfloat16", ["many_prefixes"], marks=pytest.mark.campaign),
@@ -105,7 +105,7 @@ class Case:
         pytest.param((50, 16, 64, 4), "int8", ["nothing"], marks=pytest.mark.campaign),
         pytest.param((50, 16, 128, 8), "float8_e4m3fn", ["three_levels"], marks=pytest.mark.campaign),
         (pytest.param((128, 32, 128, 2), "float8_e4m3fn", ["chunks_and_decode"], marks=pytest.mark.campaign)),
-        (pytest.param((24, 64, 256, 1, 2), "int8", ["one_prefix"], marks=pytest.mark.slow)),
+        (pytest.param((24, 64, 256, 1, 2), "int8", ["one_prefix"], marks=pytest.mark.campaign)),
         (pytest.param((130, 128, 256, 3), "int8", ["chunks_and_decode"], marks=pytest.mark.campaign)),
     ],
 )
@@ -131,7 +131,7 @@ def test_equals_dense_attention(
         (8, "bfloat16"),
         (pytest.param(128, "bfloat16", marks=pytest.mark.campaign)),
         (pytest.param(8, "float8_e4m3fn", marks=pytest.mark.campaign)),
-        pytest.param(128, "int8", marks=pytest.mark.slow),
+        pytest.param(128, "int8", marks=pytest.mark.campaign),
     ],
 )
 def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows: int, dtype: str) -> None:
@@ -156,7 +156,7 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
 @pytest.mark.parametrize(
     ("in_registers", "rows", "dim", "dtype"),
     [
-        (False, 40, 64, "bfloat16"),
+        pytest.param(False, 40, 64, "bfloat16", marks=pytest.mark.campaign),
         (True, 40, 64, "bfloat16"),
         pytest.param(True, 40, 64, "int8", marks=pytest.mark.campaign),
         # Values are multiplied while the next step's weights are computed, in the last tile by one consumer only. Of 8
@@ -193,7 +193,7 @@ def test_full_steps(
     [
         (True, (40, 16, 64, 4), "bfloat16", 170, 2.0),
         # Consumers clear for each other.
-        pytest.param(True, (140, 128, 64, 4), "int8", 170, None, marks=pytest.mark.slow),
+        pytest.param(True, (140, 128, 64, 4), "int8", 170, None, marks=pytest.mark.campaign),
         pytest.param(False, (40, 32, 64, 8), "float8_e4m3fn", 220, 30.0, marks=pytest.mark.campaign),
     ],
 )
@@ -425,9 +425,15 @@ def spoil_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "spoil", [spoil_masked_steps, spoil_window, spoil_narrow_window, spoil_hidden, spoil_cap, spoil_unit]
+    "spoil",
+    [
+        *(pytest.param(spoil, marks=pytest.mark.slow) for spoil in (spoil_masked_steps, spoil_hidden)),
+        *(
+            pytest.param(spoil, marks=pytest.mark.campaign)
+            for spoil in (spoil_window, spoil_narrow_window, spoil_cap, spoil_unit)
+        ),
+    ],
 )
 def test_the_check_finds_in_windows(
     rng: Generator,

@@ -88,8 +88,8 @@ class Case:
         ((24, 64, 96, 1, 2), "int8", ["one_prefix"]),  # two KV heads
         pytest.param((50, 16, 64, 4, 1), "bfloat16", ["no_sharing", "many_prefixes"], marks=pytest.mark.campaign),
         pytest.param((130, 32, 128, 8, 1), "bfloat16", ["chunks_and_decode"], marks=pytest.mark.campaign),
-        pytest.param((24, 128, 256, 1, 1), "bfloat16", ["one_prefix"], marks=pytest.mark.slow),  # values come late
-        pytest.param((50, 192, 112, 7, 1), "float8_e4m3fn", ["three_levels"], marks=pytest.mark.slow),
+        pytest.param((24, 128, 256, 1, 1), "bfloat16", ["one_prefix"], marks=pytest.mark.campaign),  # values come late
+        pytest.param((50, 192, 112, 7, 1), "float8_e4m3fn", ["three_levels"], marks=pytest.mark.campaign),
         pytest.param((18, 32, 256, 64, 1), "int8", ["many_prefixes"], marks=pytest.mark.campaign),  # a row fills a tile
     ],
 )
@@ -115,7 +115,7 @@ def test_equals_dense_attention(
         ((24, 16, 64, 4, 1), "bfloat16", 70, 2.0),
         pytest.param((24, 16, 80, 3, 1), "int8", 9, None, marks=pytest.mark.slow),
         pytest.param((24, 128, 64, 1, 2), "float8_e4m3fn", 128, 30.0, marks=pytest.mark.campaign),
-        pytest.param((24, 32, 64, 2, 1), "bfloat16", None, 0.001, marks=pytest.mark.slow),  # nearly all alike
+        pytest.param((24, 32, 64, 2, 1), "bfloat16", None, 0.001, marks=pytest.mark.campaign),  # nearly all alike
     ],
 )
 def test_windows_and_caps(
@@ -138,7 +138,7 @@ def test_windows_and_caps(
 
 
 @pytest.mark.parametrize(
-    "dtype", ["bfloat16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("int8", "float8_e4m3fn"))]
+    "dtype", ["bfloat16", *(pytest.param(dtype, marks=pytest.mark.campaign) for dtype in ("int8", "float8_e4m3fn"))]
 )
 def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, dtype: str) -> None:
     """A sequence whose query, keys or values are NaN spoils its own rows only, though others share its tile."""
@@ -276,10 +276,8 @@ def spoil_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     "spoil",
     [
         spoil_window,
-        *(
-            pytest.param(spoil, marks=pytest.mark.slow)
-            for spoil in (spoil_narrow_window, spoil_hidden, spoil_cap, spoil_unit)
-        ),
+        pytest.param(spoil_cap, marks=pytest.mark.slow),
+        *(pytest.param(spoil, marks=pytest.mark.campaign) for spoil in (spoil_narrow_window, spoil_hidden, spoil_unit)),
     ],
 )
 def test_the_check_finds_in_windows(

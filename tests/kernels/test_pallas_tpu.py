@@ -125,13 +125,12 @@ QUICK_CASES = [
     (Case(50, 16, 64, 3, kv_heads=3), ["chunks_and_decode"]),  # the second row has room for a fourth head
 ]
 SLOW_CASES = [
-    (Case(64, 16, 128, 2, dtype="float32", window=16), list(BATCHES)),
     (Case(50, 16, 128, 4, dtype="float8_e4m3fn", window=70, soft_cap=4.0), ["chunks_and_decode"]),
     (Case(50, 32, 48, 2, kv_heads=3, dtype="int8"), ["many_prefixes"]),  # lanes and a head to spare
-    (Case(50, 64, 256, 1), ["chunks_and_decode"]),
-    (Case(16, 128, 128, 8, kv_heads=1), ["one_prefix"]),
 ]
 CAMPAIGN_CASES = [
+    (Case(50, 64, 256, 1), ["chunks_and_decode"]),
+    (Case(16, 128, 128, 8, kv_heads=1), ["one_prefix"]),
     (Case(50, 16, 128, 4, dtype="int8", window=33, soft_cap=2.0), ["chunks_and_decode", "one_prefix"]),
     (Case(300, 16, 128, 1, dtype="float32", window=50), ["chunks_and_decode"]),
     (Case(50, 16, 128, 4, dma="eager"), ["many_prefixes"]),
@@ -140,7 +139,7 @@ CAMPAIGN_CASES = [
     (Case(50, 32, 64, 4, dtype="float8_e4m3fn"), ["three_levels"]),
     (Case(50, 16, 160, 2, kv_heads=1), ["one_prefix"]),
     (Case(50, 16, 32, 2, kv_heads=6, dtype="int8"), ["chunks_and_decode"]),  # rows of four heads and of two
-    *[(Case(64, 16, 128, 2, dtype="float32", window=window), list(BATCHES)) for window in (1, 15, 100, 10**6)],
+    *[(Case(64, 16, 128, 2, dtype="float32", window=window), list(BATCHES)) for window in (1, 15, 16, 100, 10**6)],
     (Case(64, 16, 128, 4, dtype="float32"), ["no_sharing", "one_prefix"]),
     (Case(50, 32, 64, 4), ["many_prefixes"]),
     (Case(50, 16, 128, 4, dtype="int8"), ["chunks_and_decode"]),
@@ -166,7 +165,7 @@ def test_equals_dense_attention(
 
 @pytest.mark.parametrize(
     ("rows", "group"),
-    [(1, 1), pytest.param(1, 4, marks=pytest.mark.slow), pytest.param(2, 2, marks=pytest.mark.slow), (200, 1)],
+    [(1, 1), pytest.param(1, 4, marks=pytest.mark.campaign), pytest.param(2, 2, marks=pytest.mark.slow), (200, 1)],
 )
 def test_every_number_of_rows(rng: Generator, visible: Callable, dense: Callable, rows: int, group: int) -> None:
     """One row; a chunk that takes several windows, the last of which reaches back over rows that were visited."""

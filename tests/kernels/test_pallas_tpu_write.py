@@ -91,11 +91,11 @@ QUICK_CASES = [
 ]
 SLOW_CASES = [
     Case(rows=11, dtype="float8_e4m3fn", heads=1, dma="eager"),
+]
+CAMPAIGN_CASES = [
     Case(rows=90, page_size=256, dtype="int8", dim=256, pages=3),
     Case(rows=40, page_size=32, heads=3, dim=48, dtype="int8", pages=4),
     Case(rows=9, dim=96, dtype="float32", dma="eager"),
-]
-CAMPAIGN_CASES = [
     Case(rows=9, dtype="float32", heads=3),
     Case(rows=30, page_size=64, dtype="int8", pages=6),
     Case(rows=17, page_size=32, dim=256, pages=6, dma="eager"),

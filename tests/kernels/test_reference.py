@@ -48,10 +48,10 @@ def run_sum(pages: jax.Array, packed: np.ndarray, mask: np.ndarray | None = None
     ("group", "dim", "page_size", "dtype", "narrow"),
     [
         (1, 64, 16, "float32", False),
-        pytest.param(4, 128, 1, "bfloat16", False, marks=pytest.mark.slow),
+        pytest.param(4, 128, 1, "bfloat16", False, marks=pytest.mark.campaign),
         (8, 64, 2, "bfloat16", True),
-        pytest.param(4, 64, 16, "bfloat16", False, marks=pytest.mark.slow),
-        (pytest.param(4, 64, 16, "bfloat16", True, marks=pytest.mark.slow)),
+        pytest.param(4, 64, 16, "bfloat16", False, marks=pytest.mark.campaign),
+        (pytest.param(4, 64, 16, "bfloat16", True, marks=pytest.mark.campaign)),
         pytest.param(2, 128, 32, "float32", True, marks=pytest.mark.campaign),
         pytest.param(8, 128, 32, "bfloat16", False, marks=pytest.mark.campaign),
         pytest.param(8, 128, 32, "bfloat16", True, marks=pytest.mark.campaign),
@@ -107,7 +107,7 @@ def test_equals_dense_attention(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "off"), [("int8", 0.012), pytest.param("float8_e4m3fn", 0.046, marks=pytest.mark.slow)]
+    ("dtype", "off"), [("int8", 0.012), pytest.param("float8_e4m3fn", 0.046, marks=pytest.mark.campaign)]
 )
 def test_8_bits_are_close_to_what_they_stand_for(
     rng: Generator, grow: Callable, dense: Callable, dtype: str, off: float
@@ -131,7 +131,7 @@ def test_8_bits_are_close_to_what_they_stand_for(
 
 
 @pytest.mark.parametrize(
-    "rows", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(16, marks=pytest.mark.slow), 40, 300]
+    "rows", [1, pytest.param(2, marks=pytest.mark.campaign), pytest.param(16, marks=pytest.mark.campaign), 40, 300]
 )
 def test_every_number_of_rows(rng: Generator, dense: Callable, rows: int) -> None:
     """Steps with one, two or all three classes of items, a chunk that takes several rounds, and a full batch."""
@@ -193,7 +193,7 @@ def test_large_scores_stay_finite(rng: Generator, grow: Callable, dense: Callabl
 
 
 @pytest.mark.parametrize(
-    "page_size", [1, pytest.param(2, marks=pytest.mark.slow), 16, pytest.param(32, marks=pytest.mark.slow)]
+    "page_size", [1, pytest.param(2, marks=pytest.mark.campaign), 16, pytest.param(32, marks=pytest.mark.campaign)]
 )
 def test_visible_sum_equals_numpy(rng: Generator, grow: Callable, kinds: list[str], page_size: int) -> None:
     shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL)
@@ -227,16 +227,16 @@ class TestWindowsAndSoftCaps:
         ("window", "soft_cap", "page_size", "dtype", "narrow"),
         [
             (1, None, 16, "float32", False),
-            (17, None, 16, "float32", False),
+            pytest.param(17, None, 16, "float32", False, marks=pytest.mark.campaign),
             (40, 2.5, 16, "float32", False),
-            (10**6, 30.0, 16, "float32", False),
+            pytest.param(10**6, 30.0, 16, "float32", False, marks=pytest.mark.campaign),
             (None, 0.7, 16, "float32", False),
-            pytest.param(15, 20.0, 16, "bfloat16", True, marks=pytest.mark.slow),
+            pytest.param(15, 20.0, 16, "bfloat16", True, marks=pytest.mark.campaign),
             pytest.param(16, 2.0, 1, "float32", True, marks=pytest.mark.campaign),
-            (100, 5.0, 16, "bfloat16", False),
+            pytest.param(100, 5.0, 16, "bfloat16", False, marks=pytest.mark.campaign),
             (70, 3.0, 16, "int8", True),
             pytest.param(33, None, 32, "float8_e4m3fn", True, marks=pytest.mark.slow),
-            pytest.param(300, 4.0, 16, "int8", False, marks=pytest.mark.slow),
+            pytest.param(300, 4.0, 16, "int8", False, marks=pytest.mark.campaign),
         ],
     )
     def test_equals_dense_attention(
@@ -272,7 +272,9 @@ class TestWindowsAndSoftCaps:
             slack = 2**-8 * dense(q64, k64, np.abs(v64), segments, page_size, **limits) if narrow else 0
             assert (np.abs(got - want) <= 1e-4 * np.abs(want) + 4e-5 + slack).all(), kind
 
-    @pytest.mark.parametrize("window", [1, 5, 64, 65])
+    @pytest.mark.parametrize(
+        "window", [pytest.param(1, marks=pytest.mark.campaign), 5, pytest.param(64, marks=pytest.mark.campaign), 65]
+    )
     def test_rows_that_see_nothing_of_what_others_share(self, rng: Generator, dense: Callable, window: int) -> None:
         """Of forks of one prefix, some have gone on further than their window reaches back; one shares every item."""
         shape = replace(metadata_shape(16, 4, 400, POOL, window=window), share_tokens=1, items=2000, pages=4000)
@@ -357,8 +359,8 @@ class TestUnderAMask:
         ("group", "dim", "page_size"),
         [
             (1, 64, 16),
-            pytest.param(4, 32, 1, marks=pytest.mark.slow),
-            (pytest.param(2, 64, 2, marks=pytest.mark.slow)),
+            pytest.param(4, 32, 1, marks=pytest.mark.campaign),
+            (pytest.param(2, 64, 2, marks=pytest.mark.campaign)),
             (pytest.param(8, 32, 16, marks=pytest.mark.slow)),
         ],
     )
@@ -418,7 +420,7 @@ class TestUnderAMask:
             np.testing.assert_array_equal(spoilt[~sees], clean[~sees])
         assert np.isnan(spoilt[sees]).all()
 
-    @pytest.mark.parametrize("page_size", [1, pytest.param(2, marks=pytest.mark.slow), 16])
+    @pytest.mark.parametrize("page_size", [1, pytest.param(2, marks=pytest.mark.campaign), 16])
     def test_visible_sum_equals_numpy(self, rng: Generator, grow: Callable, kinds: list[str], page_size: int) -> None:
         shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL)
         for kind in kinds:

@@ -43,7 +43,7 @@ MIXED = replace(
 """Windows of two widths and none, layers with experts and without."""
 SHAPES = {"plain": SHAPE, "windows and experts": MIXED}
 CONFIG = EngineConfig(
-    pages=96, page_size=4, max_batch=4, max_batch_tokens=16, max_context_tokens=96, draft_tokens=0, host_pages=8
+    pages=96, page_size=4, max_batch=4, max_batch_tokens=4, max_context_tokens=96, draft_tokens=0, host_pages=8
 )
 LENGTH = 96
 ME = Caller()

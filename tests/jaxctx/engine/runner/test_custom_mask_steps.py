@@ -175,7 +175,7 @@ with_echo = pytest.mark.parametrize(
     [
         "echo",
         pytest.param("decoder", marks=pytest.mark.campaign),
-        pytest.param("windows", marks=pytest.mark.slow),
+        pytest.param("windows", marks=pytest.mark.campaign),
         pytest.param("two devices", marks=pytest.mark.campaign),
     ],
     indirect=True,

@@ -72,14 +72,13 @@ async def continued(engine: LocalEngine, context_id: str, tokens: int = 40) -> l
     return [token async for piece in engine.generate(ME, request) for token in piece.token_ids]
 
 
-IN_CAMPAIGNS = [(1, 2), (1, 4), (1, 8), (2, 2), (4, 2), (4, 4), (4, 8)]
+IN_CAMPAIGNS = [(1, 2), (1, 4), (1, 8), (2, 2), (2, 8), (4, 2), (4, 4), (4, 8)]
 
 
 @pytest.mark.parametrize(
     ("kv_heads", "tensor"),
     [
         (2, 4),  # more devices than KV heads
-        pytest.param(2, 8, marks=pytest.mark.slow),
         *[pytest.param(*each, marks=pytest.mark.campaign) for each in IN_CAMPAIGNS],
     ],
 )

@@ -75,6 +75,7 @@ def core_on(echo_served, mesh, config: ModelConfig = TINY, sizes: EngineConfig =
     return EngineCore(sizes, device, echo_served.text, identity, "tiny", RuntimeDeps())
 
 
+@pytest.mark.slow
 def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
     prompt = [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6, 77, 21]
     alone = run(core_on(echo_served, None, sizes=FEW_ROWS), prompt, 40)
