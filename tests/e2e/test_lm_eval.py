@@ -133,7 +133,7 @@ def test_scores_are_those_of_transformers(
             "tokenizer": str(checkpoint),
             "tokenizer_backend": tokenizer_backend,
             "num_concurrent": 2,
-            "max_retries": 1,
+            "max_retries": 3,
             "batch_size": 2,
         },
         tasks=[task],
