@@ -74,6 +74,7 @@ LONGEST_FILES = (
 
 
 LONGEST_OF_SLOW_TESTS = (
+    "tests/jaxctx/engine/adapters/test_loading.py",
     "tests/jaxctx/engine/test_interpreted_kernel.py",
     "tests/e2e/test_kernel_check.py",
     "tests/kernels/test_equality.py",

@@ -251,18 +251,18 @@ async def test_contexts_of_other_tenants_and_ids(engine) -> None:
         await engine.create(ME, CreateContextRequest(context_id="c", adapter="a1"))
 
 
-def seeds(often: int, in_all: int) -> pytest.MarkDecorator:
-    """Seeds of traces: the first in the quick suite, the others in campaigns."""
-    marks = [[]] * often + [[pytest.mark.campaign]] * (in_all - often)
+def seeds(often: int, in_all: int, others: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    """Seeds of traces: the first in the quick suite, the `others` marked so."""
+    marks = [[]] * often + [[others]] * (in_all - often)
     return pytest.mark.parametrize("seed", [pytest.param(seed, marks=each) for seed, each in enumerate(marks)])
 
 
-@seeds(often=8, in_all=24)
+@seeds(often=8, in_all=24, others=pytest.mark.campaign)
 async def test_random_traces(engine, dense, adapter_dir, seed) -> None:
     await run_trace(engine, dense, adapter_dir, seed)
 
 
-@seeds(often=6, in_all=100)
+@seeds(often=6, in_all=100, others=pytest.mark.slow)
 @pytest.mark.parametrize("shape", ["windows and experts"], indirect=True)
 async def test_random_traces_with_windows_and_experts(engine, dense, adapter_dir, seed) -> None:
     await run_trace(engine, dense, adapter_dir, seed)
