@@ -49,11 +49,13 @@ class Caller:
     """Whose contexts a request may use, and until when it may wait and run (None: without a limit).
 
     `traceparent` is the W3C trace context of what the request is a part of, for calls to other servers; empty: none.
+    `draws_ids`: this server drew the ids and names of what the request makes at random, so nobody has them already.
     """
 
     tenant: str = ""
     deadline: float | None = None
     traceparent: str = ""
+    draws_ids: bool = False
 
 
 def is_of_program(labels: Mapping[str, str]) -> bool:

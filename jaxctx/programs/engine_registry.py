@@ -8,6 +8,7 @@ has done since.
 
 import asyncio
 import itertools
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -18,6 +19,9 @@ from jaxctx.types import Criterion, EngineStats
 
 HEARTBEAT_S = 1.0
 MISSED_HEARTBEATS = 3  # after which an engine is lost
+DEFAULT_MODEL_KEPT_S = (
+    300.0  # how long a model that no engine serves any more stays the default one: one may start again
+)
 # Tasks of these criteria need few others beside them, because each further task delays every token of all of them.
 LATENCY_SENSITIVE = (Criterion.TIME_PER_OUTPUT_TOKEN, Criterion.LATENCY)
 LATENCY_BOUND = 4  # tasks at once on an engine that runs one of these
@@ -146,7 +150,11 @@ class EngineRegistry:
     """
 
     def __init__(
-        self, on_change: Callable[[], None], on_lost: Callable[[EngineHandle], None], heartbeat_s: float = HEARTBEAT_S
+        self,
+        on_change: Callable[[], None],
+        on_lost: Callable[[EngineHandle], None],
+        heartbeat_s: float = HEARTBEAT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.handles: dict[str, EngineHandle] = {}
         self.max_context_tokens: dict[str, int] = {}  # by model, of every model that an engine has ever served
@@ -155,6 +163,8 @@ class EngineRegistry:
         self._on_change = on_change
         self._on_lost = on_lost
         self._heartbeat_s = heartbeat_s
+        self._clock = clock
+        self._lost_at: dict[str, float] = {}  # by model, when it last lost an engine
         self._epochs = itertools.count(1)
 
     def register(
@@ -177,6 +187,7 @@ class EngineRegistry:
         if self.handles.get(handle.id) is handle:
             del self.handles[handle.id]
             self.lost += 1
+            self._lost_at[handle.engine.info.model_id] = self._clock()
             self._on_lost(handle)
 
     def serving(self, model_id: str) -> list[EngineHandle]:
@@ -184,19 +195,26 @@ class EngineRegistry:
         return [handle for handle in self.handles.values() if handle.serves(model_id)]
 
     def find_model(self, model_id: str) -> tuple[str, int]:
-        """Return the name of a model or an adapter ("": the first model's) and its longest context in tokens.
+        """Return the name of a model or an adapter ("": the default model's) and its longest context in tokens.
 
         Raises NotFound for a model that no engine has served, nor has an adapter of that name, Unavailable before any
         engine came.
         """
-        for name, max_context_tokens in self.max_context_tokens.items():
-            if model_id in ("", name):
-                return name, max_context_tokens
+        name = model_id or self._default_model()
+        if name in self.max_context_tokens:
+            return name, self.max_context_tokens[name]
         for handle in self.serving(model_id):
             return model_id, handle.engine.info.max_context_tokens
         if not self.max_context_tokens:
             raise self.no_engine_error()
         raise NotFound("no engine serves such a model", reason="MODEL_NOT_FOUND")
+
+    def _default_model(self) -> str:
+        """The first model that came, of those that are served or were until DEFAULT_MODEL_KEPT_S ago; else of all."""
+        served = {handle.engine.info.model_id for handle in self.handles.values()}
+        since = self._clock() - DEFAULT_MODEL_KEPT_S
+        kept = (name for name in self.max_context_tokens if name in served or self._lost_at.get(name, since) > since)
+        return next(kept, next(iter(self.max_context_tokens), ""))
 
     def no_engine_error(self) -> Unavailable:
         """Return the error for calls that come while there is no engine."""

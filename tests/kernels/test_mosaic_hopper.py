@@ -157,7 +157,7 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
     ("in_registers", "rows", "dim", "dtype"),
     [
         pytest.param(False, 40, 64, "bfloat16", marks=pytest.mark.campaign),
-        (True, 40, 64, "bfloat16"),
+        pytest.param(True, 40, 64, "bfloat16", marks=pytest.mark.campaign),
         pytest.param(True, 40, 64, "int8", marks=pytest.mark.campaign),
         # Values are multiplied while the next step's weights are computed, in the last tile by one consumer only. Of 8
         # bits consumers widen for each other.

@@ -49,7 +49,7 @@ def run_sum(pages: jax.Array, packed: np.ndarray, mask: np.ndarray | None = None
     [
         (1, 64, 16, "float32", False),
         pytest.param(4, 128, 1, "bfloat16", False, marks=pytest.mark.campaign),
-        (8, 64, 2, "bfloat16", True),
+        pytest.param(8, 64, 2, "bfloat16", True, marks=pytest.mark.slow),
         pytest.param(4, 64, 16, "bfloat16", False, marks=pytest.mark.campaign),
         (pytest.param(4, 64, 16, "bfloat16", True, marks=pytest.mark.campaign)),
         pytest.param(2, 128, 32, "float32", True, marks=pytest.mark.campaign),
@@ -131,7 +131,14 @@ def test_8_bits_are_close_to_what_they_stand_for(
 
 
 @pytest.mark.parametrize(
-    "rows", [1, pytest.param(2, marks=pytest.mark.campaign), pytest.param(16, marks=pytest.mark.campaign), 40, 300]
+    "rows",
+    [
+        1,
+        pytest.param(2, marks=pytest.mark.campaign),
+        pytest.param(16, marks=pytest.mark.campaign),
+        pytest.param(40, marks=pytest.mark.campaign),
+        300,
+    ],
 )
 def test_every_number_of_rows(rng: Generator, dense: Callable, rows: int) -> None:
     """Steps with one, two or all three classes of items, a chunk that takes several rounds, and a full batch."""
@@ -230,7 +237,7 @@ class TestWindowsAndSoftCaps:
             pytest.param(17, None, 16, "float32", False, marks=pytest.mark.campaign),
             (40, 2.5, 16, "float32", False),
             pytest.param(10**6, 30.0, 16, "float32", False, marks=pytest.mark.campaign),
-            (None, 0.7, 16, "float32", False),
+            pytest.param(None, 0.7, 16, "float32", False, marks=pytest.mark.campaign),
             pytest.param(15, 20.0, 16, "bfloat16", True, marks=pytest.mark.campaign),
             pytest.param(16, 2.0, 1, "float32", True, marks=pytest.mark.campaign),
             pytest.param(100, 5.0, 16, "bfloat16", False, marks=pytest.mark.campaign),

@@ -6,7 +6,7 @@ are checked like any other: the caller's role for each, and every field of each 
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -64,13 +64,15 @@ class HttpCall:
         message: RequestT,
         *,
         patient: bool = False,
+        draws_ids: bool = False,
     ) -> ResponseT:
         """The response of a method of a service. Raises its errors, and those of a message that is not valid.
 
-        `patient`: to check a large message waits for the caller's budget, instead of being refused.
+        `patient`: to check a large message waits for the caller's budget, instead of being refused. `draws_ids`: see
+        `Caller`.
         """
         await self.frontend.backend.pipeline.check_request(self.call, message, patient=patient)
-        return await method(self.caller, message)
+        return await method(replace(self.caller, draws_ids=draws_ids), message)
 
     async def stream(
         self, method: Callable[[Caller, RequestT], AsyncGenerator[ResponseT, None]], message: RequestT

@@ -16,8 +16,11 @@ from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls import (
     REASONING_FORMATS,
     TOOL_CALL_FORMATS,
+    OutputEvent,
     OutputParser,
+    ReasoningDelta,
     ReasoningFormat,
+    TextDelta,
     ToolCallFormat,
 )
 from jaxctx.v1.context_service_pb2 import GenerateRequest
@@ -52,6 +55,15 @@ class ToolUse:
     def demands_call(self) -> bool:
         """Whether an answer must be a call."""
         return bool(self.tools) and self.choice in ("required", "named")
+
+    def allowed(self, events: list[OutputEvent]) -> list[OutputEvent]:
+        """What a part of an output says, without the calls after the first where only one may be."""
+        return events if self.parallel else [event for event in events if not is_of_later_call(event)]
+
+
+def is_of_later_call(event: OutputEvent) -> bool:
+    """Whether an event belongs to another call than the first."""
+    return not isinstance(event, TextDelta | ReasoningDelta) and event.index > 0
 
 
 NO_TOOLS = ToolUse()

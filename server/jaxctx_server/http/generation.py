@@ -184,9 +184,9 @@ async def begin(call: HttpCall, generation: Generation) -> None:
         case None:
             generation.create.context_id = context_id
             generation.create.ttl.CopyFrom(ttl)
-            context = (await call.unary(contexts.create_context, generation.create)).context
+            context = (await call.unary(contexts.create_context, generation.create, draws_ids=True)).context
         case ForkOf(parent_id):
-            await call.unary(contexts.fork, ForkRequest(context_id=parent_id, child_ids=[context_id]))
+            await call.unary(contexts.fork, ForkRequest(context_id=parent_id, child_ids=[context_id]), draws_ids=True)
             # A child has the parent's time to live, which is not that of a single request.
             update = UpdateContextRequest(context_id=context_id, ttl=ttl)
             context = (await call.unary(contexts.update_context, update)).context
@@ -199,7 +199,7 @@ async def begin(call: HttpCall, generation: Generation) -> None:
                 ttl=ttl,
                 priority=generation.create.priority,
             )
-            opened = await call.unary(call.services.snapshots.open, opening)
+            opened = await call.unary(call.services.snapshots.open, opening, draws_ids=True)
             generation.usage.computed_tokens += computed_of_prompt(opened, generation.rewind_to)
             generation.usage.reopened_tokens += opened.computed
             generation.usage.restored_tokens += opened.restored

@@ -60,14 +60,16 @@ async def save_state(
     labels: Mapping[str, str] | None = None,
     max_versions: int = MAX_VERSIONS,
     field: str = "document",
+    name_is_drawn: bool = False,
 ) -> Snapshot:
     """Keep the state of a context and a document under a name. Returns once that is as durable as the server can make
     it; with `must_last` false it is only kept in memory.
 
     `document` None: there is none. `replaces` is the version that this one replaces; None: the name is new.
-    `max_versions` is how many versions of the name are kept. A large document waits for its turn, however long that
-    takes, as what it tells of is done. Raises InvalidArgument naming `field` for a document that is too large,
-    AlreadyExists, Aborted (VERSION_MISMATCH) if another version became the latest meanwhile, and ResourceExhausted for
+    `max_versions` is how many versions of the name are kept. `name_is_drawn`: this server drew it at random.
+
+    A large document waits for its turn, however long that takes, as what it tells of is done. Raises InvalidArgument
+    naming `field` for a document that is too large, AlreadyExists, Aborted (VERSION_MISMATCH) if another version became the latest meanwhile, and ResourceExhausted for
     a quota.
     """
     attachment = b"" if document is None else await encode_document(call, document, field, patient=True)
@@ -82,12 +84,12 @@ async def save_state(
         max_versions=max_versions,
     )
     try:
-        return (await call.unary(call.services.snapshots.save, request, patient=True)).snapshot
+        return (await call.unary(call.services.snapshots.save, request, patient=True, draws_ids=name_is_drawn)).snapshot
     except FailedPrecondition as error:
         if error.reason != "NO_STORE":
             raise
     request.durable = False
-    return (await call.unary(call.services.snapshots.save, request, patient=True)).snapshot
+    return (await call.unary(call.services.snapshots.save, request, patient=True, draws_ids=name_is_drawn)).snapshot
 
 
 async def check_document(call: HttpCall, document: Json, field: str) -> None:

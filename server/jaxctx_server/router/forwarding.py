@@ -149,7 +149,8 @@ class Forwarder:
         """While entered, a call is in progress. A drain refuses new work, and waits for work that was accepted before.
 
         If the request chooses an id or a name for the object that it makes, no object has it, and no other call can
-        take it meanwhile. Raises Unavailable (DRAINING), AlreadyExists.
+        take it meanwhile. What this server drew itself is not looked for: an engine may not answer. Raises Unavailable
+        (DRAINING), AlreadyExists.
         """
         programs = self._lifecycle.served().programs
         async with AsyncExitStack() as stack:
@@ -159,7 +160,7 @@ class Forwarder:
                 programs.working.add(stack)
                 stack.callback(programs.working.discard, stack)
             stack.enter_context(self._placements.in_use(call.context_key))
-            for find_rpc, name in chosen_names(call.request):
+            for find_rpc, name in () if call.caller.draws_ids else chosen_names(call.request):
                 lock = self._placements.creation_lock(CreatedKey(call.caller.tenant, find_rpc, name))
                 await stack.enter_async_context(lock)
                 await self._check_free(call.caller, find_rpc, name)

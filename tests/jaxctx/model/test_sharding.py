@@ -189,8 +189,10 @@ def test_scales_are_split_with_their_output_channels(tiny, dense_logits):
 EXPERTS = Experts(count=5, per_token=2, ffn=24, normalised=True, shared_ffn=40, dense_layers=(1,))
 
 
-@pytest.mark.parametrize("weights_dtype", [None, "int8"])
-@pytest.mark.parametrize("tensor", [2, 4])
+@pytest.mark.parametrize(
+    ("tensor", "weights_dtype"),
+    [(4, None), (2, "int8"), *(pytest.param(*each, marks=pytest.mark.campaign) for each in ((2, None), (4, "int8")))],
+)
 def test_each_device_has_a_part_of_every_expert(tiny, dense_logits, tensor, weights_dtype):
     config = replace(tiny, experts=EXPERTS)
     model, params = init_random(config, 0, scale=0.2, weights_dtype=weights_dtype)

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from jaxctx.programs.engine_registry import EngineRegistry
+from jaxctx.errors import NotFound, Unavailable
+from jaxctx.programs.engine_registry import DEFAULT_MODEL_KEPT_S, EngineRegistry
 from jaxctx.types import EngineStats
 from tests.jaxctx.programs.scripted import ScriptedEngine, encode
 from tests.server.fake_engine import STATS
@@ -45,3 +46,27 @@ async def test_watching_that_is_cancelled_ends_though_the_engine_answers_at_that
     assert watching.cancelled()
     assert "e" not in registry.handles
     assert registry.lost == 1
+
+
+def test_the_default_model_is_the_first_that_is_not_gone_for_good() -> None:
+    now = 0.0
+    registry = EngineRegistry(lambda: None, lambda node: None, clock=lambda: now)
+    with pytest.raises(Unavailable):
+        registry.find_model("")
+    first = registry.register("1", ScriptedEngine(model_id="a", max_context_tokens=100), encode)
+    second = registry.register("2", ScriptedEngine(model_id="b", max_context_tokens=200), encode)
+    assert registry.find_model("") == ("a", 100)
+    registry.lose(first)
+    now += DEFAULT_MODEL_KEPT_S - 1  # its engine may be starting again
+    assert registry.find_model("") == ("a", 100)
+    now += 2
+    assert registry.find_model("") == ("b", 200)
+    assert registry.find_model("a") == ("a", 100)  # who names it is told that no engine is there
+    again = registry.register("1", ScriptedEngine(model_id="a", max_context_tokens=100), encode)
+    assert registry.find_model("") == ("a", 100)
+    registry.lose(again)
+    registry.lose(second)
+    now += DEFAULT_MODEL_KEPT_S + 1
+    assert registry.find_model("") == ("a", 100)  # all are gone: the first
+    with pytest.raises(NotFound):
+        registry.find_model("c")

@@ -43,3 +43,17 @@ def test_a_path_may_read_some_of_them() -> None:
     check_headers(request({"x-session-id": "a"}), ("x-session-id",))
     with pytest.raises(InvalidArgument):
         check_headers(request({"x-session-id": "a", "x-session-ttl": "1"}), ("x-session-id",))
+
+
+def test_a_session_of_the_client_itself_is_no_context() -> None:
+    """As opencode sends it, on every path."""
+    check_headers(request({"x-session-id": "ses_1", "x-session-affinity": "ses_1"}))
+    for further in ({"x-session-affinity": "another"}, {"x-session-ttl": "60"}, {"x-session-mode": "append"}):
+        with pytest.raises(InvalidArgument):
+            check_headers(request({"x-session-id": "ses_1", "x-session-affinity": "ses_1", **further}))
+
+
+async def test_messages_take_the_session_of_a_client(web: HttpClient) -> None:
+    body = {"model": "echo", "max_tokens": 4, "messages": [{"role": "user", "content": "?"}]}
+    headers = {"x-session-id": "ses_1", "x-session-affinity": "ses_1"}
+    assert (await web("POST", "/v1/messages/count_tokens", body, headers=headers)).status == 200

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -280,6 +281,14 @@ async def test_while_an_engine_may_come_back_nothing_is_not_found(router: FakeRo
         await get(router)
     assert raised.value.reason == "ENGINE_LOST"
     assert await create(router) == "b", "an id that nobody chose cannot be taken"
+    assert await create(router, "drawn", replace(ALICE, draws_ids=True)) == "b", "nor one that the router itself drew"
+    save = ForwardedCall(
+        caller=replace(ALICE, draws_ids=True),
+        request=snapshots.SaveRequest(context_id="drawn", name="n"),
+        context_id="drawn",
+    )
+    handle, _ = await router.forwarder.ask(save, lambda engine: engine.snapshots.Save)
+    assert handle.id == "b"
     with pytest.raises(errors.Unavailable):
         await create(router, "x")
 

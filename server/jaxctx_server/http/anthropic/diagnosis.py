@@ -24,7 +24,15 @@ async def remember(call: HttpCall, generation: Generation, message_id: str, requ
     """Keep what a later request is compared with. A request whose state cannot be kept is answered all the same."""
     document = {**digests(request), "model": generation.model_id, "prompt_tokens": generation.usage.prompt_tokens}
     try:
-        await save_state(call, generation.context_id, message_id, document, ttl_of(REMEMBERED_S), must_last=False)
+        await save_state(
+            call,
+            generation.context_id,
+            message_id,
+            document,
+            ttl_of(REMEMBERED_S),
+            must_last=False,
+            name_is_drawn=True,
+        )
     except JaxctxError:
         return
 

@@ -45,6 +45,7 @@ class Answer:
     message_id: str
     request: MessagesRequest
     generation: Generation
+    use: ToolUse
     parser: OutputParser
     content: ContentBuilder = field(default_factory=ContentBuilder)
     stop_reason: str | None = None
@@ -88,7 +89,8 @@ async def begin_answer(call: HttpCall, request: MessagesRequest) -> Answer:
     fill = FillRequest(messages=request.prompt)
     generation = Generation(create=request.create, fill=fill, generate=request.generate, keep=True)
     parser = formats.parser(use, is_continuation=request.prompt.continue_final_message)
-    return Answer(message_id=f"msg_{secrets.token_hex(12)}", request=request, generation=generation, parser=parser)
+    message_id = f"msg_{secrets.token_hex(12)}"
+    return Answer(message_id=message_id, request=request, generation=generation, use=use, parser=parser)
 
 
 async def answer_events(call: HttpCall, answer: Answer) -> AsyncGenerator[Json, None]:
@@ -131,9 +133,11 @@ async def diagnose(call: HttpCall, answer: Answer) -> None:
 
 def read_part(answer: Answer, part: GenerateResponse) -> list[Json]:
     """The events that a part of the output brings."""
-    events = output_events(answer, answer.parser.feed(part.text))
+    found = answer.parser.feed(part.text)
     if part.finish:
-        events += output_events(answer, answer.parser.finish())
+        found += answer.parser.finish()
+    events = output_events(answer, answer.use.allowed(found))
+    if part.finish:
         events += answer.content.close()
         set_stop_reason(answer, part)
     return events

@@ -2,8 +2,6 @@
 
 from starlette.routing import Route
 
-from jaxctx_server.http.contextcache.errors import ID_HEADER
-from jaxctx_server.http.contextcache.headers import TTL_HEADER
 from jaxctx_server.http.contextcache.routes import (
     create_context,
     delete_context,
@@ -13,6 +11,7 @@ from jaxctx_server.http.contextcache.routes import (
     update_context,
 )
 from jaxctx_server.http.endpoint import api_route
+from jaxctx_server.http.headers import ID_HEADER, TTL_HEADER
 
 GENERATE = "/jaxctx.v1.ContextService/Generate"
 LIST_SNAPSHOTS = "/jaxctx.v1.SnapshotService/ListSnapshots"

@@ -1,9 +1,9 @@
 """Errors of the context cache. Their codes are those of the API: in small letters, unlike those of the contract."""
 
 from jaxctx.errors import Aborted, AlreadyExists, InvalidArgument, NotFound
+from jaxctx_server.http.headers import ID_HEADER
 
 BUSY_RETRY_S = 1.0
-ID_HEADER = "x-session-id"
 
 
 def not_found(session_id: str) -> NotFound:

@@ -7,10 +7,9 @@ from typing import Literal, cast
 from starlette.datastructures import Headers
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.http.contextcache.errors import ID_HEADER
+from jaxctx_server.http.headers import ID_HEADER, MODE_HEADER, TTL_HEADER
 
-TTL_HEADER, MODE_HEADER, CACHE_HEADER = "x-session-ttl", "x-session-mode", "x-session-cache"
-AFFINITY_HEADER = "x-session-affinity"  # by which balancers send the requests of a client's session to one server
+CACHE_HEADER = "x-session-cache"
 SESSION_ID = re.compile(r"[A-Za-z0-9._~-]{1,64}")
 MAX_TTL_S = 315_576_000  # ten years, as in the contract
 MODES = ("full", "append")
@@ -45,17 +44,6 @@ def session_headers(headers: Headers) -> SessionHeaders:
         ttl_s=None if ttl is None else parse_ttl(ttl),
         mode=cast(Literal["full", "append"], mode or "full"),
     )
-
-
-def names_a_session_of_the_client(headers: Headers) -> bool:
-    """Whether the id is that of a client's own session, which is no context here.
-
-    opencode sends the id of its session in both headers with every request, several at a time, and knows of no context.
-    Who does mean a context, and balances by its id too, says so with x-session-mode or x-session-ttl.
-    """
-    session_id = headers.get(ID_HEADER)
-    says_more = MODE_HEADER in headers or TTL_HEADER in headers
-    return session_id is not None and session_id == headers.get(AFFINITY_HEADER) and not says_more
 
 
 def parse_ttl(text: str) -> int:

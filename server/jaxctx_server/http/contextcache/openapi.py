@@ -12,8 +12,8 @@ from jaxctx_server.http.api_description import (
     query_parameter,
     schema_ref,
 )
-from jaxctx_server.http.contextcache.errors import ID_HEADER
-from jaxctx_server.http.contextcache.headers import CACHE_HEADER, MAX_TTL_S, MODE_HEADER, MODES, TTL_HEADER
+from jaxctx_server.http.contextcache.headers import CACHE_HEADER, MAX_TTL_S, MODES
+from jaxctx_server.http.headers import ID_HEADER, MODE_HEADER, TTL_HEADER
 
 TAG = "context cache"
 DESCRIPTION = "Contexts that are kept under a session id between requests, until their time to live ends."

@@ -11,21 +11,17 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound
 from jaxctx.v1.context_service_pb2 import FillRequest, GenerateResponse
 from jaxctx.v1.lifetime_pb2 import Ttl
 from jaxctx.v1.model_service_pb2 import ApplyChatTemplateRequest, Model, TokenizeRequest
 from jaxctx_server.http.call import HttpCall
-from jaxctx_server.http.contextcache.errors import ID_HEADER, busy, other_model, other_revision, taken
-from jaxctx_server.http.contextcache.headers import (
-    CACHE_HEADER,
-    SessionHeaders,
-    names_a_session_of_the_client,
-    session_headers,
-)
+from jaxctx_server.http.contextcache.errors import busy, other_model, other_revision, taken
+from jaxctx_server.http.contextcache.headers import CACHE_HEADER, SessionHeaders, session_headers
 from jaxctx_server.http.contextcache.report import CREATED, CacheReport, appended, compared, unusable
 from jaxctx_server.http.contextcache.stored_context import (
     DEFAULT_TTL_S,
@@ -38,6 +34,7 @@ from jaxctx_server.http.contextcache.stored_context import (
     ttl_message,
 )
 from jaxctx_server.http.generation import Generation, OpenedFrom
+from jaxctx_server.http.headers import ID_HEADER, names_a_session_of_the_client
 
 Json = dict[str, Any]
 
@@ -208,17 +205,24 @@ async def saved_before_end(
 
 
 class UsingResponse(Response):
-    """A response with the headers of a use, which ends when the response was sent, or could not be."""
+    """A response with the headers of a use, which ends when the response was sent, or could not be.
+
+    The headers are those of the moment when the response begins: a stream finds out only then what the cache had.
+    """
 
     def __init__(self, call: HttpCall, use: ContextUse, response: Response) -> None:
         super().__init__()
         self._call = call
         self._use = use
         self._response = response
-        response.headers.update(use.headers())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._use.headers())
+            await send(message)
+
         try:
-            await self._response(scope, receive, send)
+            await self._response(scope, receive, send_with_headers)
         finally:
             self._use.release(self._call)

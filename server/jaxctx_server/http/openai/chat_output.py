@@ -147,8 +147,7 @@ class ChatOutput:
         events = self._parser.feed(part.text)
         if part.finish:
             events += self._parser.finish()
-        if not self._options.use.parallel:
-            events = [event for event in events if not is_of_later_call(event)]
+        events = self._options.use.allowed(events)
         self._thoughts.count(events, len(part.token_ids))
         self._has_calls = self._has_calls or any(isinstance(event, ToolCallStart) for event in events)
         return events
@@ -193,11 +192,6 @@ class ChatOutput:
 def text_delta(text: str) -> str:
     """The field of a `delta` with text."""
     return f'"content":{json_text(text)}'
-
-
-def is_of_later_call(event: OutputEvent) -> bool:
-    """Whether an event belongs to another call than the first."""
-    return not isinstance(event, TextDelta | ReasoningDelta) and event.index > 0
 
 
 def joined(events: Sequence[OutputEvent]) -> list[OutputEvent]:

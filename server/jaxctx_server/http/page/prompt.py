@@ -104,9 +104,9 @@ async def begin(call: HttpCall, source: str | None, context_id: str) -> None:
     contexts = call.services.contexts
     if source is None:
         create = CreateContextRequest(context_id=context_id, ttl=PAGE_TTL, labels=PAGE_LABELS)
-        await call.unary(contexts.create_context, create)
+        await call.unary(contexts.create_context, create, draws_ids=True)
         return
-    await call.unary(contexts.fork, ForkRequest(context_id=source, child_ids=[context_id]))
+    await call.unary(contexts.fork, ForkRequest(context_id=source, child_ids=[context_id]), draws_ids=True)
     # A child has the time to live and the labels of its parent, which may live for ever.
     labels = UpdateContextRequest.Labels(labels=PAGE_LABELS)
     await call.unary(contexts.update_context, UpdateContextRequest(context_id=context_id, ttl=PAGE_TTL, labels=labels))

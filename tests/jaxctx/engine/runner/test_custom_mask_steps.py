@@ -167,7 +167,7 @@ def subject(request) -> Subject:
 # A decoder takes seconds for each step size that it compiles, the echo model less.
 with_decoder = pytest.mark.parametrize(
     "subject",
-    ["echo", "decoder", "windows", pytest.param("two devices", marks=pytest.mark.campaign)],
+    ["echo", "windows", *(pytest.param(each, marks=pytest.mark.campaign) for each in ("decoder", "two devices"))],
     indirect=True,
 )
 with_echo = pytest.mark.parametrize(

@@ -84,6 +84,19 @@ async def test_a_loaded_tool_is_called() -> None:
     assert (block["type"], block["name"], block["input"]) == ("tool_use", "weather", {"place": "Oslo"})
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_call_at_most_if_the_request_says_so(stream: bool) -> None:
+    """Also where the model may call tools or not, and no grammar holds it to one."""
+    call = '<tool_call>{"name": "search", "arguments": {"place": "Oslo"}}</tool_call>'
+    async with scripted_server(call, "\n" + call.replace("Oslo", "Rome")) as scripted:
+        both = await scripted.web("POST", "/v1/messages", ask(stream=stream))
+        choice = {"type": "auto", "disable_parallel_tool_use": True}
+        one = await scripted.web("POST", "/v1/messages", ask(stream=stream, tool_choice=choice))
+    assert ["Oslo" in both.text, "Rome" in both.text] == [True, True]
+    assert ["Oslo" in one.text, "Rome" in one.text] == [True, False]
+    assert one.text.count('"type":"tool_use"') == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

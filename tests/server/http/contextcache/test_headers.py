@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from starlette.datastructures import Headers
 
-from jaxctx_server.http.contextcache.headers import SessionHeaders, names_a_session_of_the_client, session_headers
+from jaxctx_server.http.contextcache.headers import SessionHeaders, session_headers
+from jaxctx_server.http.headers import names_a_session_of_the_client
 
 
 def test_they_are_read() -> None:

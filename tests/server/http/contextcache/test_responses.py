@@ -55,6 +55,18 @@ async def test_the_whole_input(kept: HttpClient) -> None:
     assert cache["first_difference"] == cache["reused_tokens"] == cache["stored_tokens"] - 8  # all but the output
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_header_says_what_the_body_does(kept: HttpClient, stream: bool) -> None:
+    session_id, _ = await made(kept, messages=[{"role": "user", "content": STORY}])
+    added = {"x-session-id": session_id, "x-session-mode": "append"}
+    answer = await respond(kept, added, input="And then?", stream=stream)
+    assert answer.headers["x-session-cache"].startswith("hit")
+    assert '"status":"hit"' in answer.text
+    answer = await respond(kept, {"x-session-id": session_id}, input=f"{STORY} changed", stream=stream)
+    assert answer.headers["x-session-cache"].startswith("partial")
+    assert '"status":"partial"' in answer.text
+
+
 async def test_a_stream(kept: HttpClient) -> None:
     answer = await respond(kept, {"x-session-ttl": "60"}, stream=True)
     session_id = answer.headers["x-session-id"]

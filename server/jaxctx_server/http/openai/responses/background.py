@@ -196,7 +196,9 @@ class BackgroundResponse:
         document = state_document(begun_as(made.object(), "in_progress"), made.conversation)
         labels = running_labels(self._frontend.background_responses.server_id, self._frontend.wall_time())
         ttl, context_id = ttl_of(self._frontend.response_ttl_s), made.generation.context_id
-        saved = await save_state(call, context_id, made.response_id, document, ttl, labels=labels, field="input")
+        saved = await save_state(
+            call, context_id, made.response_id, document, ttl, labels=labels, field="input", name_is_drawn=True
+        )
         made.begun_version = saved.version
 
     async def _end(self, error: JaxctxError | None) -> None:

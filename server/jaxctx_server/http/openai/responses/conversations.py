@@ -170,6 +170,7 @@ async def save_generation(
             conversation_ttl(call),
             replaces=replaces,
             field="items",
+            name_is_drawn=True,
         )
     except Aborted:
         raise Aborted("the conversation was changed meanwhile", reason="VERSION_MISMATCH") from None

@@ -272,6 +272,7 @@ async def store_response(call: HttpCall, made: ResponseRun) -> None:
             replaces=made.begun_version,
             max_versions=MAX_VERSIONS if request.conversation_id is not None else 1,
             field="input",
+            name_is_drawn=True,
         )
     if base is None or request.conversation_id is None:
         return

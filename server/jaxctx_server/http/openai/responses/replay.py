@@ -81,7 +81,8 @@ def is_output_item(item: Any) -> bool:
     if not (isinstance(item, dict) and all(isinstance(item.get(name), str) for name in ("id", "type", "status"))):
         return False
     if item["type"] == "function_call":
-        return all(isinstance(item.get(name), str) for name in ("call_id", "name", "arguments"))
+        has_texts = all(isinstance(item.get(name), str) for name in ("call_id", "name", "arguments"))
+        return has_texts and isinstance(item.get("namespace"), str | None)
     content = item.get("content")
     return isinstance(content, list) and all(
         isinstance(part, dict) and isinstance(part.get("text"), str) and isinstance(part.get("logprobs", []), list)
@@ -122,7 +123,7 @@ def item_events(builder: OutputBuilder, item: Json, lengths: list[int], counts: 
     """The events of one item of the output."""
     match item["type"]:
         case "function_call":
-            yield from builder.start_call(item["call_id"], item["name"])
+            yield from builder.start_call(item["call_id"], item["name"], item.get("namespace"))
             for fragment in cut(item["arguments"], lengths):
                 yield from builder.call_arguments(fragment)
         case kind:

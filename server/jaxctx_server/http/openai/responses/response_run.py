@@ -20,7 +20,7 @@ from jaxctx_server.http.chat_output import ChatFormats, ToolUse
 from jaxctx_server.http.contextcache.use import ContextUse
 from jaxctx_server.http.errors import http_status
 from jaxctx_server.http.generation import Generation
-from jaxctx_server.http.openai.chat_output import ThoughtCounter, is_of_later_call
+from jaxctx_server.http.openai.chat_output import ThoughtCounter
 from jaxctx_server.http.openai.logprobs import chat_logprobs
 from jaxctx_server.http.openai.responses.namespaces import called_function, response_tools
 from jaxctx_server.http.openai.responses.output import OutputBuilder
@@ -71,8 +71,7 @@ class ResponseRun:
         found = self.parser.feed(part.text)
         if part.finish:
             found += self.parser.finish()
-        if not self.use.parallel:
-            found = [event for event in found if not is_of_later_call(event)]
+        found = self.use.allowed(found)
         self.thoughts.count(found, len(part.token_ids))
         if self.request.tells_logprobs:
             self.untold_logprobs += chat_logprobs(self.pieces, part.logprobs, as_ids=False)

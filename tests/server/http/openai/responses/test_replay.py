@@ -30,6 +30,7 @@ async def test_they_are_the_same() -> None:
     events = (
         output.reasoning("Hm") + output.reasoning(".") + output.text("", [entry]) + output.text("So: ", [entry] * 2)
     )
+    events += output.start_call("call_0", "f", "agents") + output.call_arguments("{}")
     events += output.start_call("call_1", "f") + output.call_arguments('{"a"') + output.call_arguments(": 1}")
     events += output.close("completed") + output.reasoning("But") + output.finish("incomplete")
     resource = {"id": "resp_1", "status": "incomplete", "output": output.items, "error": None}
@@ -44,6 +45,7 @@ async def test_they_are_the_same() -> None:
     assert [item["type"] for item in resource["output"]] == [
         "reasoning",
         "message",
+        "function_call",
         "function_call",
         "reasoning",
         "message",
