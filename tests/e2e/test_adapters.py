@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -136,6 +137,44 @@ async def test_the_model_of_a_request_names_an_adapter(web: HttpClient, client, 
     assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     await client.unload_adapter("sql")
     assert (await web("POST", "/v1/completions", {**body, "model": "sql"})).status == 404
+
+
+async def test_a_response_is_of_the_model_that_it_names_whatever_made_the_one_before(web: HttpClient, client) -> None:
+    """With another model the conversation is computed anew; without one it stays that of before."""
+    base = (await client.models())[0].model_id
+    await client.load_adapter("sql", "a1")
+
+    async def respond(**fields: object) -> dict[str, Any]:
+        body = {"input": "a", "max_output_tokens": 8, "temperature": 0, "ignore_eos": True, **fields}
+        answer = await web("POST", "/v1/responses", body)
+        assert answer.status == 200, answer.text
+        return answer.json
+
+    def texts(response: dict[str, Any]) -> list[str]:
+        return [item["content"][0]["text"] for item in response["output"]]
+
+    def cached(response: dict[str, Any]) -> int:
+        return response["usage"]["input_tokens_details"]["cached_tokens"]
+
+    first = await respond(model=base)
+    second = await respond(model="sql", input="b", previous_response_id=first["id"])
+    assert (second["model"], cached(second)) == ("sql", 0)
+    third = await respond(input="c", previous_response_id=second["id"])
+    assert third["model"] == "sql"
+    assert cached(third) >= second["usage"]["total_tokens"] - 1
+
+    items = [{"role": "user", "content": content} for content in ("a", "b")]
+    conversation = (await web("POST", "/v1/conversations", {"items": items[:1]})).json[
+        "id"
+    ]  # the default model reads it
+    answer = await respond(model="sql", conversation=conversation, input="b")
+    assert answer["model"] == "sql"
+    assert texts(answer) == texts(await respond(model="sql", input=items))
+    assert texts(answer) != texts(await respond(model=base, input=items))
+    listed = (await web("GET", f"/v1/conversations/{conversation}/items?order=asc")).json["data"]
+    removed = await web("DELETE", f"/v1/conversations/{conversation}/items/{listed[0]['id']}")
+    assert removed.status == 200, removed.text
+    assert (await respond(conversation=conversation, input="c"))["model"] == "sql"
 
 
 async def test_a_program_names_an_adapter(client: jaxctx.aio.Client, web: HttpClient, dense, adapter_dir) -> None:

@@ -69,8 +69,8 @@ async def save_state(
     `max_versions` is how many versions of the name are kept. `name_is_drawn`: this server drew it at random.
 
     A large document waits for its turn, however long that takes, as what it tells of is done. Raises InvalidArgument
-    naming `field` for a document that is too large, AlreadyExists, Aborted (VERSION_MISMATCH) if another version became the latest meanwhile, and ResourceExhausted for
-    a quota.
+    naming `field` for a document that is too large, AlreadyExists, Aborted (VERSION_MISMATCH) if another version became
+    the latest meanwhile, and ResourceExhausted for a quota.
     """
     attachment = b"" if document is None else await encode_document(call, document, field, patient=True)
     request = pb.SaveRequest(

@@ -193,7 +193,7 @@ class BackgroundResponse:
 
     async def _store_begun(self, call: HttpCall, made: ResponseRun) -> None:
         """Store that it has begun: its id, its input, and that this server makes it."""
-        document = state_document(begun_as(made.object(), "in_progress"), made.conversation)
+        document = state_document(begun_as(made.object(), "in_progress"), made.conversation, made.generation.model_id)
         labels = running_labels(self._frontend.background_responses.server_id, self._frontend.wall_time())
         ttl, context_id = ttl_of(self._frontend.response_ttl_s), made.generation.context_id
         saved = await save_state(

@@ -48,7 +48,7 @@ async def create_conversation(call: HttpCall) -> Response:
         "metadata": metadata,
     }
     conversation = Conversation(instructions=None, tools=(), items=items)
-    await write(call, resource, conversation, replaces=None)
+    await write(call, resource, conversation, "", replaces=None)
     return json_response(resource)
 
 
@@ -104,7 +104,7 @@ async def delete_item(call: HttpCall) -> Response:
     held = stored.conversation
     items = [each for each in held.items if each["id"] != item["id"]]
     conversation = Conversation(instructions=held.instructions, tools=held.tools, items=items)
-    await write(call, stored.resource, conversation, replaces=stored.state.version)
+    await write(call, stored.resource, conversation, stored.model_id, replaces=stored.state.version)
     return json_response(stored.resource)
 
 
@@ -134,7 +134,7 @@ async def extend(call: HttpCall, stored: StoredConversation, resource: Json, ite
     held = stored.conversation
     conversation = Conversation(instructions=held.instructions, tools=held.tools, items=[*held.items, *items])
     if not held.items and held.instructions is None:
-        await write(call, resource, conversation, replaces=stored.state.version)
+        await write(call, resource, conversation, stored.model_id, replaces=stored.state.version)
         return
     source = OpenedFrom(stored.state.name, stored.state.version)
     content = ChatMessages(messages=chat_messages(items), tools=held.tools, add_generation_prompt=False)
@@ -143,12 +143,14 @@ async def extend(call: HttpCall, stored: StoredConversation, resource: Json, ite
     await save_generation(call, generation, resource, conversation, stored.state.version)
 
 
-async def write(call: HttpCall, resource: Json, conversation: Conversation, *, replaces: int | None) -> None:
-    """Save a conversation that is written from its start."""
+async def write(
+    call: HttpCall, resource: Json, conversation: Conversation, model_id: str, *, replaces: int | None
+) -> None:
+    """Save a conversation that is written from its start, computed by this model ("": the server's)."""
     messages = whole_conversation(conversation)
     content = ChatMessages(messages=messages, tools=conversation.tools, add_generation_prompt=False)
     fill = FillRequest(messages=content) if messages else None
-    generation = Generation(create=CreateContextRequest(), fill=fill)
+    generation = Generation(create=CreateContextRequest(model_id=model_id), fill=fill)
     await save_generation(call, generation, resource, conversation, replaces)
 
 
@@ -157,11 +159,13 @@ async def save_generation(
 ) -> None:
     """Fill, and save the state under the id of the conversation. Raises Aborted if it was changed meanwhile."""
     generation.keep = True
-    document = state_document(resource, conversation)
-    await check_document(call, document, "items")  # before anything is computed for it
+    await check_document(
+        call, state_document(resource, conversation, ""), "items"
+    )  # before anything is computed for it
     try:
         async for _ in run(call, generation):
             pass
+        document = state_document(resource, conversation, generation.model_id)
         await save_state(
             call,
             generation.context_id,

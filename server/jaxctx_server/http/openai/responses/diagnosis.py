@@ -46,7 +46,7 @@ async def diagnose(call: HttpCall, generation: Generation, conversation: Convers
 
 def miss_reason(earlier: StoredConversation, conversation: Conversation, model_id: str) -> str:
     """Which part of the prompt changed, by the names of the API; instructions are a part of the input."""
-    if earlier.resource.get("model", model_id) != model_id:
+    if earlier.model_id not in ("", model_id):
         return "model_changed"
     if list(earlier.conversation.tools) != list(conversation.tools):
         return "tools_changed"

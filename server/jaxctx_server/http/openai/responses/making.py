@@ -147,7 +147,9 @@ async def begin_conversation(
 async def begin_response(call: HttpCall, request: ResponsesRequest, use: ContextUse | None = None) -> ResponseRun:
     """Find what the response continues, and what has to be filled. Raises NotFound, InvalidArgument."""
     base, conversation = await begin_conversation(call, request)
-    if base is None or changes_the_beginning(base, conversation):
+    if base is not None and not request.create.model_id:
+        request.create.model_id = base.model_id
+    if base is None or changes_the_beginning(base, conversation, request.create.model_id):
         source, new_messages = None, whole_conversation(conversation)
     else:
         source, new_messages = OpenedFrom(base.state.name, base.state.version), chat_messages(request.items)
@@ -227,11 +229,13 @@ async def find_base(call: HttpCall, request: ResponsesRequest) -> StoredConversa
     return None
 
 
-def changes_the_beginning(base: StoredConversation, wanted: Conversation) -> bool:
-    """Whether the tokens of the base begin otherwise than the request wants."""
+def changes_the_beginning(base: StoredConversation, wanted: Conversation, model_id: str) -> bool:
+    """Whether the tokens of the base begin otherwise than the request wants, or another model computed them."""
     held = base.conversation
     if not held.items and held.instructions is None:
         return True  # it holds no tokens
+    if base.model_id and base.model_id != model_id:
+        return True
     return held.instructions != wanted.instructions or list(held.tools) != list(wanted.tools)
 
 
@@ -262,7 +266,7 @@ async def store_response(call: HttpCall, made: ResponseRun) -> None:
     context_id, output_count = made.generation.context_id, len(made.output.items)
     saved: Snapshot | None = None
     if request.store:
-        document = state_document(made.object(), conversation, output_count, made.deltas)
+        document = state_document(made.object(), conversation, made.generation.model_id, output_count, made.deltas)
         saved = await save_state(
             call,
             context_id,
@@ -276,7 +280,7 @@ async def store_response(call: HttpCall, made: ResponseRun) -> None:
         )
     if base is None or request.conversation_id is None:
         return
-    document = state_document(base.resource, conversation)
+    document = state_document(base.resource, conversation, made.generation.model_id)
     ttl, replaces = conversation_ttl(call), base.state.version
     try:
         await save_state(call, context_id, base.state.name, document, ttl, replaces=replaces, field="input")

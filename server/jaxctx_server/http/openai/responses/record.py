@@ -63,6 +63,12 @@ class StoredConversation:
         return dict(self.state.document["resource"])
 
     @property
+    def model_id(self) -> str:
+        """The model or adapter that computed its tokens; "": an earlier server did not note it."""
+        model_id = self.state.document.get("model", self.resource.get("model"))
+        return model_id if isinstance(model_id, str) else ""
+
+    @property
     def output_count(self) -> int:
         """How many of the last items are the output of the response."""
         return int(self.state.document["output_count"])
@@ -75,12 +81,14 @@ class StoredConversation:
 
 
 def state_document(
-    resource: Json, conversation: Conversation, output_count: int = 0, deltas: Json | None = None
+    resource: Json, conversation: Conversation, model_id: str, output_count: int = 0, deltas: Json | None = None
 ) -> Json:
-    """The document of a response or a conversation. `output_count`: how many of the last items are its output;
-    `deltas`: how these came, of a response that was made in the background (`replay.py`).
+    """The document of a response or a conversation. `model_id`: the model or adapter that computed its tokens;
+    `output_count`: how many of the last items are its output; `deltas`: how these came, of a response that was made in
+    the background (`replay.py`).
     """
-    return {"resource": resource, "output_count": output_count, **conversation.document(), **(deltas or {})}
+    held = conversation.document()
+    return {"resource": resource, "model": model_id, "output_count": output_count, **held, **(deltas or {})}
 
 
 def conversation_ttl(call: HttpCall) -> Ttl:

@@ -46,7 +46,7 @@ def test_what_is_no_such_id(text: str) -> None:
 def test_the_input_is_what_stands_before_the_output() -> None:
     items: list[dict[str, Any]] = [{"id": "1"}, {"id": "2"}, {"id": "3"}]
     conversation = Conversation(instructions="Be brief.", tools=("{}",), items=items)
-    document = state_document({"id": "resp_1"}, conversation, output_count=1)
+    document = state_document({"id": "resp_1"}, conversation, "fake", output_count=1)
     stored = StoredConversation(StoredState(Snapshot(), document), conversation)
     assert (stored.resource, stored.output_count) == ({"id": "resp_1"}, 1)
     assert stored.input_items == items[:2]
