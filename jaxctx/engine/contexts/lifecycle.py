@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from jaxctx.cache.context_cache import Context, ContextCache
 from jaxctx.cache.context_table import context_expired
-from jaxctx.engine.contexts.quotas import Quotas
+from jaxctx.engine.contexts.quotas import Quotas, is_hidden
 from jaxctx.engine.contexts.watch import Watch
 from jaxctx.engine.scheduler.scheduler import Scheduler
 from jaxctx.errors import Cancelled, JaxctxError
@@ -40,7 +40,9 @@ class ContextLifecycle:
     def notify_changed(self, context: Context, change: ContextChange = ContextChange.CHANGED) -> None:
         """Note that the context's tokens, pages or settings have changed."""
         context.version += 1
-        if context.pinned:
+        if context.pinned and not is_hidden(
+            context.tenant
+        ):  # what the engine holds for a moment is no pin of a tenant's
             self.quotas.charge(context.tenant, context, self._pages(context))
         for watch in self.watches.get(context.tenant, ()):
             watch.note(context, change)
@@ -109,8 +111,8 @@ class ContextLifecycle:
         self._scheduler.reconsider()  # another context may be suspendable now
 
     def check_growth(self, context: Context, pages: int) -> None:
-        """Raises PIN_BUDGET if the context is pinned and its tenant may not pin so many pages of it."""
-        if context.pinned:
+        """Raises PIN_BUDGET if its tenant has pinned the context and may not pin so many pages of it."""
+        if context.pinned and not is_hidden(context.tenant):
             self.quotas.check_pin(context.tenant, context, pages)
 
     def _pages(self, context: Context) -> int:

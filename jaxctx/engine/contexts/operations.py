@@ -168,7 +168,9 @@ class ContextOperations:
     def rewind(self, caller: Caller, context_id: str, to: int) -> ContextInfo:
         """Keep the first `to` tokens; a page that is kept in part is copied. Raises OutOfRange."""
         context = self.writable(caller, context_id)
-        if to % self.config.page_size and to < context.seq_len and not context.working_pages:
+        # Of a tail that is its own the rewind itself frees a page.
+        needs_page = to % self.config.page_size and to < context.seq_len and not context.working_pages
+        if needs_page and context.tail.holders > 1:
             self.claim(context, 1)
         page_control.rewind(self.cache, context, to)
         return self._changed(context)

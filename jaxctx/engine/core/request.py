@@ -98,8 +98,11 @@ class Request:
 
     @property
     def never_ran(self) -> bool:
-        """Whether it was never admitted, so that nothing of it is computed and it can still be taken back."""
-        return self.computed_tokens is None and not self.ended
+        """Whether it was never admitted, so that nothing of it is computed and it can still be taken back.
+
+        One that was preempted while it restored pages has computed nothing either, but its context holds these pages.
+        """
+        return self.run_number == 0 and not self.runs and not self.ended
 
     @property
     def backpressured(self) -> bool:

@@ -84,7 +84,7 @@ class WaitingQueue:
         """A tenant's last request that never ran, of its lowest priority but none above this one."""
         for (_, owner), queue in sorted(self._queues.items(), key=lambda item: item[0][0]):
             last = queue[-1]
-            if owner == tenant and last.computed_tokens is None and last.priority <= priority:
+            if owner == tenant and last.never_ran and last.priority <= priority:
                 return last
         return None
 

@@ -64,7 +64,7 @@ class SnapshotContexts:
 
     def allow_suspension(self, hidden: Context) -> None:
         """A hidden fork that is kept may be suspended under memory pressure."""
-        hidden.pinned = False
+        self.lifecycle.pin(hidden, False)
 
     def describe_version(
         self, caller: Caller, request: SaveRequest, hidden: Context, saving: object
@@ -151,7 +151,8 @@ class SnapshotContexts:
         """A context of a stored record, and the pages that it needs from the store.
 
         Raises FailedPrecondition (MODEL_MISMATCH) if the stored pages cannot be used here, and the request does not
-        allow to recompute them; (ADAPTER_MISMATCH) if an adapter is not loaded that they were computed with.
+        allow to recompute them, or if this model has no such tokens; (ADAPTER_MISMATCH) if an adapter that they were
+        computed with is not loaded.
         """
         adapter = self._adapter_name(record.adapter_revision, record.adapter)
         switches = [
@@ -161,6 +162,11 @@ class SnapshotContexts:
         why_unusable = self._why_unusable(record)
         if why_unusable and not request.recompute:
             raise FailedPrecondition(f"saved with {why_unusable}: see recompute", reason="MODEL_MISMATCH")
+        largest, vocab_size = int(record.tokens.max(initial=0)), self.runner.program.model.vocab_size
+        if largest >= vocab_size:  # JAX would take it for another token
+            raise FailedPrecondition(
+                f"saved with a token {largest}; here ids are 0 to {vocab_size - 1}", reason="MODEL_MISMATCH"
+            )
         if len(record.tokens) > self.config.max_context_tokens:
             longest = self.config.longest
             raise FailedPrecondition(f"of {len(record.tokens)} tokens; here a context holds at most {longest}")

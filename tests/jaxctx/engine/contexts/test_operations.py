@@ -201,3 +201,18 @@ async def test_where_the_pages_of_a_context_are(make_engine) -> None:
     assert found[-1] in (Tier.HOST, Tier.LINEAGE)
     await engine.fill(ME, context, [7])
     assert await tiers() == [Tier.DEVICE] * 4
+
+
+async def test_a_rewind_into_a_page_takes_the_page_that_it_frees(make_engine) -> None:
+    """Where its context holds all pages, and where others would have to be suspended."""
+    engine = make_engine(replace(SMALL, pages=4, max_context_tokens=64))
+    context = await filled(engine, 64)
+    assert layout(await engine.rewind(ME, context, 63)) == (3, 1, 15, 0)
+    await engine.close(ME, context)
+    idle, context = await filled(engine, 16, token=2), await filled(engine, 48)
+    await engine.rewind(ME, context, 47)
+    assert (await context_info(engine, ME, idle)).state is not ContextState.SUSPENDED
+    (fork,) = await engine.fork(ME, context, n=1)  # which holds the pages that a rewind would free
+    await engine.rewind(ME, context, 31)
+    assert (await context_info(engine, ME, idle)).state is ContextState.SUSPENDED
+    assert (await engine.rewind(ME, fork.context_id, 32)).seq_len == 32

@@ -7,7 +7,7 @@ import pytest
 
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import ContextCache, Identity
-from jaxctx.engine.core.request import Request
+from jaxctx.engine.core.request import NO_SLOT, Request
 from jaxctx.engine.interface import Caller
 
 
@@ -90,10 +90,13 @@ def test_it_owns_its_prefix_while_it_computes_its_prompt(request_of_ten: Request
 
 
 def test_never_ran_until_it_was_admitted_or_ended(request_of_ten: Request) -> None:
+    request_of_ten.slot = NO_SLOT
     assert request_of_ten.never_ran
-    request_of_ten.computed_tokens = 10
+    request_of_ten.slot = 0  # it restores pages, before it is known what is left to compute
     assert not request_of_ten.never_ran
-    request_of_ten.computed_tokens, request_of_ten.ended = None, True
+    request_of_ten.slot, request_of_ten.run_number = NO_SLOT, 1  # and was preempted
+    assert not request_of_ten.never_ran
+    request_of_ten.run_number, request_of_ten.ended = 0, True
     assert not request_of_ten.never_ran
 
 

@@ -46,6 +46,29 @@ def test_a_lower_priority_is_preempted_and_resumes_first(make_scheduler) -> None
     assert [each.request for each in harness.step().scheduled] == [low]
 
 
+def test_what_is_preempted_while_its_pages_come_back_is_not_taken_back(make_scheduler) -> None:
+    """Its context holds pages of what was appended for it: it may wait, and is refused for nothing."""
+    harness = make_scheduler(pages=16, host_pages=8, max_batch=1)
+    tokens = list(range(24))
+    earlier = harness.context(tokens, computed=True)
+    harness.cache.suspend(earlier)
+    blocks = harness.cache.block_manager
+    blocks.evict(blocks.index.cached - 2)  # of six pages two stay on the device
+    low = harness.fill(tokens, priority=-1, appended_tokens=len(tokens))
+    harness.scheduler.submit(low)
+    harness.scheduler.schedule(lambda slot: False)  # host memory has not been read yet
+    assert low.restoring
+    high = harness.fill([40] * 4)
+    harness.scheduler.submit(high)
+    assert [each.request for each in harness.step().scheduled] == [high]
+    assert low.context.committed_pages > 0
+    assert not low.never_ran
+    harness.now += 1000.0
+    low.caller = Caller(deadline=harness.now + 0.001)
+    harness.schedule()
+    assert not low.ended
+
+
 def test_equal_priority_waits(make_scheduler) -> None:
     harness = make_scheduler(max_batch=1)
     first, second = harness.fill([1] * 20), harness.fill([2] * 4)

@@ -87,6 +87,21 @@ async def test_what_is_kept_in_memory_may_be_suspended(make_engine: Any) -> None
     assert (await engine.open(ME, OpenRequest(name="a"))).context.seq_len == 40
 
 
+async def test_what_a_save_holds_is_no_pin_of_its_tenant_s(make_engine: Any, tmp_path: Any, monkeypatch) -> None:
+    """Also of a context that comes back to be saved, and where a tenant may pin nothing."""
+    config = replace(SMALL, pages=8, max_context_tokens=128, pinned_pages_per_tenant=0)
+    engine = make_engine(config, store=tmp_path.as_uri())
+    context = await filled(engine)
+    await engine.close(ME, await filled(engine, 120))
+    assert engine.core.cache.get("me", context).suspended
+    gate = Gate(engine, monkeypatch)
+    saving = asyncio.create_task(engine.save(ME, SaveRequest(context_id=context, name="a", durable=True)))
+    await asyncio.to_thread(gate.reached.wait, 30)
+    assert engine.core.lifecycle.quotas.pinned("me") == 0
+    gate.open.set()
+    assert (await saving).durable
+
+
 async def test_no_save_begins_once_a_drain_has(engine: LocalEngine) -> None:
     context = await filled(engine)
     await engine.drain()

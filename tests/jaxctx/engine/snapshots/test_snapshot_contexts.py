@@ -166,6 +166,22 @@ async def test_pages_of_another_model_are_not_used(
     await engine.loop.call(steps)
 
 
+async def test_tokens_that_this_model_does_not_have_are_refused(
+    engine: LocalEngine, snapshot_contexts: SnapshotContexts
+) -> None:
+    """Also where they are to be computed again: the model would read others, and sampling would fail for all."""
+    tokens = np.array([1, 2, engine.info.vocab_size], np.int32)
+    record = make_record(engine, tokens=tokens, model_revision="other")
+
+    def steps() -> None:
+        with pytest.raises(FailedPrecondition, match="here ids are 0 to 511") as error:
+            snapshot_contexts.restore(ME, replace(REQUEST, recompute=True), make_version(), record)
+        assert error.value.reason == "MODEL_MISMATCH"
+        assert engine.core.contexts.list(ME) == []
+
+    await engine.loop.call(steps)
+
+
 async def test_what_is_too_long_here_is_refused(engine: LocalEngine, snapshot_contexts: SnapshotContexts) -> None:
     tokens = np.ones(engine.core.config.max_context_tokens + 1, np.int32)
 
