@@ -144,7 +144,10 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-@pytest.mark.parametrize("split", [False, True], ids=["one chip", "four chips"])
+@pytest.mark.parametrize(
+    "split",
+    [pytest.param(False, id="one chip", marks=pytest.mark.campaign), pytest.param(True, id="four chips")],
+)  # on one chip the compile checks count those of a published step at every run
 def test_a_step_is_one_launch(split: bool) -> None:
     with compiling_for("h200") as (devices, _):
         mesh = make_mesh(TINY, tensor=4, devices=devices)
