@@ -156,6 +156,7 @@ class BlockManager:
             offloaded.tokens = min(offloaded.tokens, length - number * self.page_size)
             if offloaded.tokens <= 0:
                 self.tiers.drop(context.offloaded_pages.pop(number))
+        context.recommit_pages = min(context.recommit_pages, length // self.page_size)
         if context.manual_pages is not None and length < context.manual_pages * self.page_size:
             context.manual_pages = None
 
@@ -174,8 +175,10 @@ class BlockManager:
             self.tiers.save(offloaded, page)
             if not offloaded.lost:
                 context.offloaded_pages[first + position] = offloaded
-        if context.manual_commit and context.working_tokens and context.manual_pages is None:
-            context.manual_pages = first
+        if context.manual_commit:
+            context.recommit_pages = max(context.recommit_pages, first)
+            if context.working_tokens and context.manual_pages is None:
+                context.manual_pages = context.recommit_pages
         return freed + self.release_pages(context)
 
     def release_pages(self, context: Context) -> int:
@@ -331,10 +334,7 @@ class BlockManager:
         self.tiers.drop(context.offloaded_pages.pop(number))
         count = min(entry.tokens, tokens - context.seq_len)
         context.working_tokens += count
-        if context.manual_pages is None:
-            may_commit = not context.manual_commit
-        else:
-            may_commit = number < context.manual_pages
+        may_commit = not context.manual_commit or number < context.recommit_pages
         if may_commit and count == self.page_size and position == 0:  # else it commits with the pages before it
             self.commit(context, 1)
 

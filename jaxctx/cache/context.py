@@ -68,8 +68,10 @@ class Context:
     suspended: bool = False
     computed: int = 0  # tokens that had KV when it was suspended, or saved as the snapshot that it was opened from
     offloaded_pages: dict[int, OffloadedPage] = field(default_factory=dict)  # by page number in its sequence
-    # Committed pages when it was suspended, if it commits manually and had working tokens; no more than these commit
-    # automatically when it comes back. None: no such limit is remembered.
+    # Of one that commits manually: pages, the first ones, that were committed when it was suspended, or saved as the
+    # snapshot that it was opened from. They commit by themselves when they come back.
+    recommit_pages: int = 0
+    # The same, if there were working tokens behind them, whose place no cached page must take. None: there were none.
     manual_pages: int | None = None
     closed: bool = False
     table: "array[int] | None" = None  # int32 ids of its committed pages; None: collected when asked for

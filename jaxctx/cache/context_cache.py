@@ -271,6 +271,7 @@ class ContextCache:
         """
         context.raise_if_suspended()
         context.computed = computed
+        context.recommit_pages = committed if context.manual_commit else 0
         context.manual_pages = None
         if context.manual_commit and computed > committed * self.page_size:
             context.manual_pages = committed
@@ -372,6 +373,5 @@ class ContextCache:
         """How many of the leading working pages are full and commit automatically."""
         full = context.working_tokens // self.page_size
         if context.manual_commit:
-            automatic = max((context.manual_pages or 0) - context.tail.depth, 0)
-            full = min(full, automatic)
+            full = min(full, max(context.recommit_pages - context.tail.depth, 0))
         return full

@@ -182,7 +182,8 @@ class SnapshotContexts:
             self.cache.switch_adapter(context, switch.adapter, switch.adapter_revision)
             start = switch.start
         self.cache.append(context, record.tokens[start:], overrides[start:])
-        slots = self.cache.offload(context, record.seq_len, record.committed_pages)
+        committed_pages = record.committed_pages * record.page_size // self.cache.page_size  # pages may be larger here
+        slots = self.cache.offload(context, record.seq_len, committed_pages)
         if why_unusable:
             self.cache.block_manager.drop_offloaded(context)
             return RestoredContext(context, ())

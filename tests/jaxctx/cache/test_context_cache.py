@@ -355,3 +355,30 @@ def test_more_switches_than_are_allowed_change_nothing():
     cache.close(context)
     with pytest.raises(NotFound):
         cache.switch_adapter(context, "", "")
+
+
+@pytest.mark.parametrize("tokens", [32, 40])
+def test_what_was_committed_by_hand_is_again_when_it_comes_back(tokens):
+    """Whether there are working tokens behind it or not: of a context that was suspended, and of a stored one."""
+    cache = new_cache()
+    context = filled(cache, np.arange(tokens), manual_commit=True)
+    page_control.commit(cache, context, 2)
+    before = layout(context)
+    cache.suspend(context)
+    cache.clear_cached()
+    cache.match(context)
+    assert context.buffered_tokens == tokens
+    stored = cache.create(IDENTITY, manual_commit=True)
+    cache.append(stored, np.arange(tokens) + 7)
+    cache.offload(stored, tokens, 2)
+    cache.block_manager.drop_offloaded(stored)  # it is computed again
+    for each in (context, stored):
+        cache.grow(each, tokens)
+        cache.mark_computed(each, tokens)
+        assert layout(each) == before
+        page_control.rewind(cache, each, 16)
+        cache.append(each, [1] * 16)
+        cache.grow(each, 16)
+        cache.mark_computed(each, 16)
+        assert each.committed_pages == 1  # what is new commits by hand again
+    check(cache)

@@ -183,8 +183,28 @@ MUTATIONS = [
         "offloaded data beyond the limit is found", BlockManager, "lookup_tiers", "self.pages_for(tokens)", "10**6"
     ),
     # by hand, and held back
-    Mutation("the layout by hand is forgotten", BlockManager, "suspend", "context.manual_pages = first", "pass"),
-    Mutation("a page by hand commits itself", BlockManager, "_load_working", "number < context.manual_pages", "True"),
+    Mutation(
+        "the layout by hand is forgotten",
+        BlockManager,
+        "suspend",
+        "context.manual_pages = context.recommit_pages",
+        "pass",
+    ),
+    Mutation(
+        "what was committed by hand is no more",
+        BlockManager,
+        "suspend",
+        "context.recommit_pages = max(context.recommit_pages, first)",
+        "pass",
+    ),
+    Mutation(
+        "what comes after a rewind commits itself",
+        BlockManager,
+        "shorten",
+        "context.recommit_pages = min(context.recommit_pages, length // self.page_size)",
+        "pass",
+    ),
+    Mutation("a page by hand commits itself", BlockManager, "_load_working", "number < context.recommit_pages", "True"),
     Mutation(
         "a match commits more than was by hand",
         BlockManager,

@@ -415,6 +415,7 @@ class Harness:
             self.put(e, saved.tokens[place : place + 1], saved.attention_overrides[place : place + 1])
         known = len(self.oracle.path(e, [], self.oracle.kept, saved.seq_len))
         slots = self.cache.offload(e.context, saved.seq_len, saved.committed)
+        e.recommit = saved.committed if e.manual else 0
         if e.manual and saved.seq_len > saved.committed * self.page_size:
             e.manual_pages = saved.committed
             known = min(known, saved.committed)
@@ -489,7 +490,7 @@ class Harness:
             assert set(e.adapters[span.start : stop]) <= {span.adapter_revision}
             assert span.start < stop or span == c.adapter_spans[-1]
         assert all(a.adapter_revision != b.adapter_revision for a, b in itertools.pairwise(c.adapter_spans))
-        assert c.manual_pages == e.manual_pages
+        assert (c.recommit_pages, c.manual_pages) == (e.recommit, e.manual_pages)
         assert e.offloaded_pages.keys() >= {n for n, offloaded in c.offloaded_pages.items() if not offloaded.lost}, (
             "offloaded what is computed"
         )

@@ -38,7 +38,8 @@ class Expected:
     working_tokens: int = 0
     suspended: bool = False
     held: bool = False
-    manual_pages: int | None = None  # no more pages than these are committed but by hand
+    recommit: int = 0  # pages that commit by themselves when they come back, of one that commits by hand
+    manual_pages: int | None = None  # pages in front of working tokens that may come back
     offloaded_pages: dict[int, int] = field(default_factory=dict)  # tokens that may be offloaded, by page
 
     @property
@@ -258,8 +259,10 @@ class Oracle:
     def suspend(self, e: Expected) -> int:
         if e.suspended:
             return 0
+        if e.manual:
+            e.recommit = max(e.recommit, e.committed)
         if e.manual and e.working_tokens and e.manual_pages is None:
-            e.manual_pages = e.committed
+            e.manual_pages = e.recommit
         self.drop_offloaded(e)
         for position in range(self.pages_for(e.working_tokens) if self.tiers else 0):
             tokens = min(self.page_size, e.working_tokens - position * self.page_size)
@@ -321,7 +324,7 @@ class Oracle:
         e.chain += warm
         self.take(taken)
         for number, key in enumerate(cold, e.committed):
-            offloaded = e.offloaded_pages.get(number) == self.page_size and (not e.manual or e.manual_pages is not None)
+            offloaded = e.offloaded_pages.get(number) == self.page_size and (not e.manual or number < e.recommit)
             assert key in self.kept or offloaded, "a page that was in no tier"
             self.place(key)
         e.chain += cold
@@ -342,7 +345,7 @@ class Oracle:
     def _full(self, e: Expected) -> int:
         """Working pages that commit by themselves."""
         full = e.working_tokens // self.page_size
-        return min(full, max((e.manual_pages or 0) - e.committed, 0)) if e.manual else full
+        return min(full, max(e.recommit - e.committed, 0)) if e.manual else full
 
     def _commit(self, e: Expected, pages: int) -> int:
         merged = 0
@@ -376,6 +379,7 @@ class Oracle:
             for number, tokens in e.offloaded_pages.items()
             if length > number * self.page_size
         }
+        e.recommit = min(e.recommit, length // self.page_size)
         if e.manual_pages is not None and length < e.manual_pages * self.page_size:
             e.manual_pages = None
 
