@@ -53,6 +53,7 @@ class Context:
     created_at: float
     used_at: float = 0.0
     busy: bool = False  # whether a writer holds it
+    saving: bool = False  # whether it is pinned only until a save has ended
     lifetime: Lifetime = FOREVER
     pinned_until: float | None = None  # None: not pinned, or pinned without end
     version: int = 0  # grows with every change

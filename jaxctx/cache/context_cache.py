@@ -138,6 +138,7 @@ class ContextCache:
             pinned=False,
             pinned_until=None,
             busy=False,
+            saving=False,
             of_program=False,
             lifetime=lifetime,
             version=0,

@@ -84,6 +84,8 @@ class Admission:
                 if self._active.running:
                     self._max_running = len(self._active.running)
                     return
+                if any(context.saving for context in self._cache.context_table):
+                    return  # who saves gives its pages back
                 # No request runs and no more contexts can be suspended: waiting would not help.
                 message = "all pages are held by pinned contexts"
                 self._active.fail(head, ResourceExhausted(message, reason="OUT_OF_PAGES", retry_after_s=1.0))

@@ -59,11 +59,12 @@ class SnapshotContexts:
         context = self.cache.get(caller.tenant, context_id)
         self.cache.touch(context)
         (hidden,) = self.contexts.fork_context(context, [None], tenant=hidden_tenant(caller.tenant))
-        hidden.pinned = True
+        hidden.pinned = hidden.saving = True
         return hidden
 
     def allow_suspension(self, hidden: Context) -> None:
         """A hidden fork that is kept may be suspended under memory pressure."""
+        hidden.saving = False
         self.lifecycle.pin(hidden, False)
 
     def describe_version(

@@ -102,6 +102,23 @@ async def test_what_a_save_holds_is_no_pin_of_its_tenant_s(make_engine: Any, tmp
     assert (await saving).durable
 
 
+async def test_what_only_a_save_is_in_the_way_of_waits_for_it(make_engine: Any, tmp_path: Any, monkeypatch) -> None:
+    """Also where nothing runs: no pin of anybody's holds the pages."""
+    engine = make_engine(replace(SMALL, pages=8, max_context_tokens=128), store=tmp_path.as_uri())
+    context, gate = await filled(engine, 96), Gate(engine, monkeypatch)
+    saving = asyncio.create_task(engine.save(ME, SaveRequest(context_id=context, name="a", durable=True)))
+    await asyncio.to_thread(gate.reached.wait, 30)
+    other = (await engine.create(ME, CreateContextRequest())).context_id
+    waits = asyncio.create_task(engine.fill(ME, other, list(range(201, 297))))
+    while not (await engine.stats()).waiting:
+        assert not waits.done(), waits.exception()
+        await asyncio.sleep(0.01)
+    gate.open.set()
+    assert (await saving).durable
+    await waits
+    assert engine.core.cache.get("me", context).suspended
+
+
 async def test_no_save_begins_once_a_drain_has(engine: LocalEngine) -> None:
     context = await filled(engine)
     await engine.drain()
