@@ -31,11 +31,12 @@ CONFIGS = {
 }
 
 
-@pytest.mark.timeout(3600)  # four compilations of 32 layers: some minutes of a core
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)  # four compilations of 32 layers: ten minutes of a slow core
 @pytest.mark.parametrize("target", list(CONFIGS))
 def test_an_8b_model_takes_what_its_plan_says(target: str) -> None:
     if jax.__version_info__ < (0, 11, 2) or find_spec(TARGETS[target].module) is None:
-        pytest.skip(f"the compiler for {target} is not installed: .ci/run has a stage with it")
+        pytest.skip(f"the compiler for {target} is not installed: see BUILD.md, releases")
     with compiling_for(target) as (devices, memory):
         model, params = abstract(read_config(SHAPES / "llama-3.1-8b"), "bfloat16")
         config = CONFIGS[target]
