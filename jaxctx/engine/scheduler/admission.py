@@ -84,14 +84,18 @@ class Admission:
                 if self._active.running:
                     self._max_running = len(self._active.running)
                     return
-                if any(context.saving for context in self._cache.context_table):
-                    return  # who saves gives its pages back
+                if any(map(self._is_being_stored, self._cache.context_table)):
+                    return  # it gives its pages back
                 # No request runs and no more contexts can be suspended: waiting would not help.
                 message = "all pages are held by pinned contexts"
                 self._active.fail(head, ResourceExhausted(message, reason="OUT_OF_PAGES", retry_after_s=1.0))
             heads = self._active.queue.in_turn()
         if not self._active.queue:
             self._max_running = None
+
+    def _is_being_stored(self, context: Context) -> bool:
+        """Whether only a save holds the pages of the context, and waits for no admission itself."""
+        return context.saving and not context.suspended and context not in self._active.writers
 
     def _situation(self, head: Request) -> object:
         """Everything that decides whether the head can be admitted: while it is equal, trying again is useless."""

@@ -119,6 +119,22 @@ async def test_what_only_a_save_is_in_the_way_of_waits_for_it(make_engine: Any, 
     assert engine.core.cache.get("me", context).suspended
 
 
+async def test_a_save_that_pins_are_in_the_way_of_fails_at_once(make_engine: Any, tmp_path: Any) -> None:
+    """Of contexts that are suspended: they do not wait for each other, or for themselves."""
+    config = replace(SMALL, pages=8, max_context_tokens=128, pinned_pages_per_tenant=8)
+    engine = make_engine(config, store=tmp_path.as_uri())
+    contexts = [await filled(engine), await filled(engine, caller=OTHER)]
+    pinned = (await engine.create(ME, CreateContextRequest(pinned=True))).context_id
+    await engine.fill(ME, pinned, list(range(201, 321)))
+    saves = [
+        engine.save(caller, SaveRequest(context_id=context_id, name="a", durable=True))
+        for caller, context_id in zip((ME, OTHER), contexts, strict=True)
+    ]
+    async with asyncio.timeout(30):
+        refused = await asyncio.gather(*saves, return_exceptions=True)
+    assert [getattr(each, "reason", each) for each in refused] == ["OUT_OF_PAGES"] * 2
+
+
 async def test_no_save_begins_once_a_drain_has(engine: LocalEngine) -> None:
     context = await filled(engine)
     await engine.drain()

@@ -159,9 +159,8 @@ async def save_generation(
 ) -> None:
     """Fill, and save the state under the id of the conversation. Raises Aborted if it was changed meanwhile."""
     generation.keep = True
-    await check_document(
-        call, state_document(resource, conversation, ""), "items"
-    )  # before anything is computed for it
+    # Before anything is computed for it; the model is known only then.
+    await check_document(call, state_document(resource, conversation, generation.create.model_id), "items")
     try:
         async for _ in run(call, generation):
             pass
