@@ -23,9 +23,10 @@ from jaxctx_kernels.kv_cache import CPU_HAS_LONG_VECTORS, LARGEST_INT8
 TAKES_BITS = jax.__version_info__ < (0, 11)  # instead of bfloat16, where a part of an array is taken
 FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less than it saves
 MANY_ROWS = 256  # from which on blocks of bfloat16 weights are widened on a CPU that computes them as float32 anyway
-# Of one row's products on CPU: numbers of a vector, two of the CPU's, and vectors that one loop adds at most. Without
-# AVX-512 32 numbers take more registers than there are, and up to three times as long.
-LANES, TERMS = 32 if CPU_HAS_LONG_VECTORS else 16, 32
+# Of one row's products on CPU: numbers of a vector, vectors that one loop adds at most, and the sums that it adds them
+# to in turn. With AVX-512 a vector is two of the CPU's; without it one, as more take more registers than there are, and
+# a sum alone would wait for each addition, which is slower than reading weights of 8 bits.
+LANES, TERMS, SUMS = (32, 32, 1) if CPU_HAS_LONG_VECTORS else (8, 32, 4)
 BLOCK_ELEMENTS = 1 << 20  # of a weight of 8 bits that are wide at a time on CPU: 2 MiB, which its cache holds
 COPIED_ELEMENTS = 1 << 22  # of a weight that stays as narrow, likewise
 LEAST_BLOCK = 64  # output channels that fit into a block, however long they are; equal blocks have over half as many
@@ -300,8 +301,9 @@ def contract_one(
         taken = lax.dynamic_slice(weight, (expert, 0, 0, term, 0), (1, out, parts, 1, lanes))
         return taken.reshape(out, parts, lanes)
 
-    terms = (widen_on_cpu(term_of_weight(term), jnp.float32) * x[..., term, :] for term in range(count // parts))
-    sums: jax.Array = lax.optimization_barrier(sum(terms)).sum((1, 2))
+    terms = [widen_on_cpu(term_of_weight(term), jnp.float32) * x[..., term, :] for term in range(count // parts)]
+    total = sum(sum(terms[first::SUMS]) for first in range(min(SUMS, len(terms))))
+    sums: jax.Array = lax.optimization_barrier(total).sum((1, 2))
     return sums
 
 

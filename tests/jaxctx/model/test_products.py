@@ -109,12 +109,13 @@ def test_products_of_int8_of_rows_that_are_zero_or_not_finite(rows: int) -> None
 
 
 @pytest.mark.parametrize("inside", [1536, 96, 40])
-@pytest.mark.parametrize("lanes", [16, 32])
+@pytest.mark.parametrize(("lanes", "sums"), [(8, 4), (32, 1)])
 def test_a_row_alone_on_cpus_with_vectors_of_any_length(
-    monkeypatch: pytest.MonkeyPatch, lanes: int, inside: int
+    monkeypatch: pytest.MonkeyPatch, lanes: int, sums: int, inside: int
 ) -> None:
-    """Many loops, one loop, and numbers that fill no vector."""
+    """Many loops, one loop, and numbers that fill no vector; terms added to one sum and to several."""
     monkeypatch.setattr(products, "LANES", lanes)
+    monkeypatch.setattr(products, "SUMS", sums)
     rng = np.random.default_rng(inside)
     x, weight = jnp.asarray(rng.normal(size=inside), "bfloat16"), jnp.asarray(rng.normal(size=(40, inside)), "bfloat16")
     product = jax.jit(lambda x, weight: products.contract_one(x, weight))(x, weight)
