@@ -399,6 +399,15 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 128256,
     },
     "Gemma 2 2B": GEMMA2_2B,
+    "Gemma 2 9B": GEMMA2_2B
+    | {
+        "hidden_size": 3584,
+        "intermediate_size": 14336,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 42,
+        "num_key_value_heads": 8,
+        "sliding_window_size": 4096,
+    },
     "Gemma 2 27B": GEMMA2_2B
     | {
         "head_dim": 128,
@@ -505,6 +514,24 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     },
     "Qwen3 0.6B": built_in("qwen3-0.6b"),
     "Qwen3 30B A3B": built_in("qwen3-30b-a3b"),
+    "Qwen3 Coder 30B A3B Instruct": built_in("qwen3-30b-a3b")
+    | {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "max_position_embeddings": 262144,
+        "max_window_layers": 28,
+        "model_type": "qwen3_moe",
+        "output_router_logits": False,
+        "qkv_bias": False,
+        "rope_scaling": None,
+        "rope_theta": 10000000.0,
+        "router_aux_loss_coef": 0.0,
+        "shared_expert_intermediate_size": 0,
+        "sliding_window": None,
+        "use_qk_norm": True,
+        "use_sliding_window": False,
+    },
     "Gemma 2B": GEMMA_2B,
     "Gemma 7B": GEMMA_2B
     | {

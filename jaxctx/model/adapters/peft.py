@@ -7,7 +7,7 @@ refused by name, before the tensors are read: DoRA, biases, other modules that w
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +69,9 @@ IGNORED = frozenset(
     }
 )
 """Keys that change nothing of what a finished adapter computes."""
+
+WITHOUT_SLOTS = ("lm_head", "model.embed_tokens")
+"""Modules of every model that PEFT can change, and adapters here cannot."""
 
 KEEPS_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base model as it is. The others train beside changed weights."""
@@ -133,11 +136,14 @@ def read_adapter(path: str | Path, model: DecoderModel) -> Adapter:
         modules = _modules(headers)
         for module in modules:
             _check_module(read, headers, module, targets, slots)
-        _check_targets(read, modules)
+        _check_targets(read, modules, targets)
         changes: dict[str, LowRankChange] = {}
         for module in modules:
             a, b = (data.get_tensor(PREFIX + module + suffix) for suffix in (LORA_A, LORA_B))
-            changes |= _changes(module, a, b, _scale(read, module, a.shape[0]), targets[module], model.dtype)
+            found = _changes(module, a, b, _scale(read, module, a.shape[0]), targets[module], model.dtype)
+            if twice := changes.keys() & found.keys():
+                raise CheckpointError(f"{TENSORS}: {module}: changes {min(twice)}, as another module does")
+            changes |= found
     return Adapter(_digest(changes), max(change.a.shape[0] for change in changes.values()), changes)
 
 
@@ -194,7 +200,17 @@ def _targets(model: DecoderModel) -> dict[str, list[_Target]]:
         out, inside = spec.stored_shape
         module = part.tensor.removesuffix(".weight")
         targets.setdefault(module, []).append(_Target(spec.name, (out, inside), part.rows))
-    return targets
+    in_memory = {_name_in_memory(module): found for module, found in targets.items()}
+    return targets | in_memory
+
+
+def _name_in_memory(module: str) -> str:
+    """What transformers calls a module of published files once it is loaded, which is the name that PEFT writes.
+
+    They differ where the model also takes images.
+    """
+    within = module.removeprefix("language_model.model.")
+    return module if within == module else f"model.language_model.{within}"
 
 
 def _modules(headers: Mapping[str, StoredTensor]) -> list[str]:
@@ -247,19 +263,21 @@ def _check_module(
         raise CheckpointError(f"{TENSORS}: {module}: not in layers_to_transform of {CONFIG}, {shown(layers)}")
 
 
-def _check_targets(read: Reader, modules: list[str]) -> None:
+def _check_targets(read: Reader, modules: list[str], targets: Collection[str]) -> None:
     """Raises CheckpointError if the configuration promises changes that are not there, or others are.
 
-    `target_modules` may be a regular expression; then what is there counts.
+    `targets` are the modules that an adapter may change. Names of other modules change nothing: lists are often written
+    for many models. `target_modules` may be a regular expression; then what is there counts.
     """
-    targets = read.get("target_modules")
-    if isinstance(targets, list):
-        for target in targets:
-            if not any(_is_named(module, target) for module in modules):
-                read.refuse("target_modules", f"{shown(target)} has no tensors in {TENSORS}")
+    names = read.get("target_modules")
+    if isinstance(names, list):
+        for name in names:
+            is_of_model = any(_is_named(module, name) for module in (*targets, *WITHOUT_SLOTS))
+            if is_of_model and not any(_is_named(module, name) for module in modules):
+                read.refuse("target_modules", f"{shown(name)} has no tensors in {TENSORS}")
         for module in modules:
-            if not any(_is_named(module, target) for target in targets):
-                raise CheckpointError(f"{TENSORS}: {module}: not in target_modules of {CONFIG}, {shown(targets)}")
+            if not any(_is_named(module, name) for name in names):
+                raise CheckpointError(f"{TENSORS}: {module}: not in target_modules of {CONFIG}, {shown(names)}")
     layers = read.get("layers_to_transform")
     there = {_layer_of(module) for module in modules}
     for layer in layers if isinstance(layers, list) else [] if layers is None else [layers]:

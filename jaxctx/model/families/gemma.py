@@ -63,6 +63,7 @@ def read_gemma(read: Reader) -> ModelConfig:
 def read_gemma2(read: Reader) -> ModelConfig:
     """See `Family.read`."""
     config = fields.read_shared(read, attention=_attention_of_2, activation_key="hidden_activation")
+    read.one_of([None, read.get("sliding_window")], "sliding_window_size")  # said twice in the files of 9B
     return replace(
         _gemma(read, config),
         norms="around",
@@ -158,7 +159,7 @@ GEMMA2 = Family(
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     },
-    fields=fields.FIELDS - {"hidden_act"} | {"use_bidirectional_attention"},
+    fields=fields.FIELDS - {"hidden_act"} | {"use_bidirectional_attention", "sliding_window_size"},
     ignored=frozenset({"hidden_act"}),
     read=read_gemma2,
 )

@@ -40,6 +40,7 @@ def read_qwen2_moe(read: Reader) -> ModelConfig:
 def read_qwen3_moe(read: Reader) -> ModelConfig:
     """See `Family.read`."""
     config = fields.read_shared(read, attention=_qwen3_attention)
+    read.one_of([None, True], "use_qk_norm")  # in the files of Qwen3-Coder; it is always so
     bias = read.flag("attention_bias")
     found = experts.read_qwen(read, config)
     return replace(config, query_key_norm="head", qkv_bias=bias, out_bias=bias, experts=found)
@@ -101,7 +102,7 @@ QWEN3_MOE = Family(
         "attention_bias": False,
         "num_experts": 128,
     },
-    fields=fields.FIELDS | experts.SPARSE_LAYERS | {"num_local_experts"},
+    fields=fields.FIELDS | experts.SPARSE_LAYERS | {"num_local_experts", "use_qk_norm"},
     ignored=experts.TRAINING | {"max_window_layers", "mlp_bias"},
     read=read_qwen3_moe,
     parts_of=qwen_moe_parts,

@@ -1,17 +1,19 @@
 """Loads the text side of a checkpoint (tokenizer, chat template, special tokens) from the files beside its weights."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+
+from tokenizers import AddedToken
 
 from jaxctx.model.config_reader import CheckpointError, Reader, read_json
 from jaxctx.model.registry import from_hf
 from jaxctx.model.text.chat import ChatTemplate
 from jaxctx.model.text.llama_class import has_llama_class, use_llama_class, with_class_names
 from jaxctx.model.text.sandbox import TooMuchWork
-from jaxctx.model.text.special import NAMES, add_tokens, named_tokens
+from jaxctx.model.text.special import NAMES, add_tokens, named_tokens, without_tokens_beyond
 from jaxctx.model.text.tokenizer import Tokenizer, read_backend
 from jaxctx.model.text.tool_calls import ReasoningFormat, ToolCallFormat, reasoning_format, tool_call_format
 
@@ -70,6 +72,8 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
     shape = from_hf(config.raw) if config.get("architectures") is not None else None  # else nothing that is served
     named = named_tokens(settings, older)
     add_tokens(backend, named, settings, older, oldest, vocab_size=None if shape is None else shape.vocab_size)
+    if shape is not None:
+        backend = without_tokens_beyond(backend, shape.vocab_size, keep=_ends(named))
     tokenizer = Tokenizer(backend)
     if shape is not None:
         _check_fits(tokenizer, shape.vocab_size)
@@ -117,6 +121,11 @@ def _special_ids(tokenizer: Tokenizer, token: str | None) -> tuple[int, ...]:
     """The id of a special token; empty if there is no such token."""
     found = None if token is None else tokenizer.token_id(token)
     return () if found is None else (found,)
+
+
+def _ends(named: Mapping[str, AddedToken]) -> set[str]:
+    """The tokens that begin and end a sequence, which a model has to have."""
+    return {token.content for name, token in named.items() if name in ("bos_token", "eos_token")}
 
 
 def _check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:

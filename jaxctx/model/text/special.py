@@ -5,7 +5,8 @@ the same ids here and there. With `added_tokens_decoder` in `tokenizer_config.js
 it the older `special_tokens_map.json` and `added_tokens.json` are read too.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import tokenizers
@@ -68,6 +69,26 @@ def add_tokens(
         free = backend.get_vocab_size(with_added_tokens=True)  # the id that a new token would get
         if backend.token_to_id(token.content) is not None or (vocab_size is not None and free < vocab_size):
             backend.add_tokens([token])
+
+
+def without_tokens_beyond(
+    backend: tokenizers.Tokenizer, vocab_size: int, *, keep: Collection[str]
+) -> tokenizers.Tokenizer:
+    """The tokenizer without added tokens that a model of `vocab_size` ids has no row for, but those in `keep`.
+
+    Published: the token of an image where all sizes of a model share a tokenizer and the smallest reads text alone.
+    Its text is plain text then; transformers would make an id of it that the model fails on.
+    """
+    added = backend.get_added_tokens_decoder()
+    beyond = {token.content for number, token in added.items() if number >= vocab_size} - set(keep)
+    if not beyond:
+        return backend
+    raw = json.loads(backend.to_str())
+    raw["added_tokens"] = [token for token in raw["added_tokens"] if token["content"] not in beyond]
+    vocabulary = raw["model"]["vocab"]
+    if isinstance(vocabulary, dict):  # else of Unigram, where a place in a list is an id
+        raw["model"]["vocab"] = {entry: number for entry, number in vocabulary.items() if entry not in beyond}
+    return tokenizers.Tokenizer.from_str(json.dumps(raw))
 
 
 def _declared(

@@ -47,6 +47,7 @@ from jaxctx_kernels.int4_weights import pack
 
 FEW_BITS = frozenset((*EIGHT_BITS, INT4))
 WORD_BYTES = 4  # of eight weights of 4 bits
+HEAD_ROWS = 1 << 13  # of a head that is stored beside a tied embedding, compared at a time
 FINITE_AT_ONCE = 1 << 17  # elements that are looked at together: they stay in the processor's cache
 
 _INFINITY: Mapping[int, tuple[Any, int]] = {  # bytes of a number → unsigned type, and bits that infinity and NaN have
@@ -237,9 +238,44 @@ def open_checked(
     again = head if config.tied else set()  # some exporters write it again, and RoPE's frequencies
     for name, found in source.tensors.items():
         is_other = name.startswith(family.unread) or name.endswith("rotary_emb.inv_freq")
-        if name not in expected.keys() | again and not is_other:
+        if name not in expected.keys() | again and not is_other and not _is_zero_bias(source, name):
             raise CheckpointError(f"{found.file}: {name}: unexpected, {config.architecture} has no such tensor")
+    (embedding,) = family.parts_of(config, "model.embed_tokens.weight")
+    for name in again & source.tensors.keys():
+        _check_same(source, name, embedding.tensor)
     return source, model
+
+
+def _is_zero_bias(source: WeightSource, name: str) -> bool:
+    """Whether this is a bias of zeros beside a matrix of few bits: some programs that quantise write one for each."""
+    module = name.removesuffix(".bias")
+    if module == name or not isinstance(source, QuantizedSource) or f"{module}.weight" not in source.quantized:
+        return False
+    return not _rows(source, name, None).any()
+
+
+def _check_same(source: WeightSource, head: str, embedding: str) -> None:
+    """Raises CheckpointError for a head that is stored beside a tied embedding and is another one.
+
+    transformers computes with that head then, whatever the configuration says.
+    """
+    tensors = source.tensors
+    same = tensors[head].shape == tensors[embedding].shape
+    for first in range(0, tensors[head].shape[0] if same else 0, HEAD_ROWS):
+        rows = (first, min(first + HEAD_ROWS, tensors[head].shape[0]))
+        one, other = (_rows(source, name, rows).astype(np.float32) for name in (head, embedding))
+        if not np.array_equal(one, other, equal_nan=True):
+            same = False
+            break
+    if not same:
+        why = f"differs from {embedding}, though {CONFIG} says that it is the same: set tie_word_embeddings to false"
+        raise CheckpointError(f"{tensors[head].file}: {head}: {why}")
+
+
+def _rows(source: WeightSource, name: str, rows: tuple[int, int] | None) -> HostArray:
+    """Rows of a stored tensor; None: all."""
+    ((_, data),) = source.read({name: (TensorPart(name, rows=rows),)})
+    return data
 
 
 def stored_parts(source: WeightSource, model: DecoderModel) -> PartsByName:

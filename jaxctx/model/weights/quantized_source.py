@@ -113,6 +113,8 @@ class QuantizedSource:
         self.int4: Int4Form | None = None
         """Of the matrices that stay in 4 bits; None: none does."""
         self._shown: dict[str, Shown] = {}
+        self.quantized = self._shown.keys()
+        """Tensors of few bits as they are shown, scales too."""
         hidden: set[str] = set()
         with stored.opened() as read_part:
 

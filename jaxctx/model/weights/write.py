@@ -10,14 +10,16 @@ from typing import Any
 from jaxctx.errors import AlreadyExists
 from jaxctx.model.config_reader import read_json
 from jaxctx.model.quantization.config import FIELD
+from jaxctx.model.text.load import TEMPLATE_DIRECTORY
 from jaxctx.model.weights.formats import CONFIG, PARAMS, HostArray
 from jaxctx.model.weights.load import Progress, open_checked, read_cast
 
-# What belongs to a model besides its weights. Only these names are copied, and only plain files.
+# What belongs to a model besides its weights. Only these names are copied, and templates; only plain files.
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "generation_config.json",
     "chat_template.jinja",
     "LICENSE",
@@ -46,14 +48,15 @@ def convert(
     arrays = {spec.name: data for spec, data in read_cast(source, model, progress)}
     left_out = ("torch_dtype", FIELD)  # of which the first is `dtype`, and the other is no longer so
     raw = {key: value for key, value in read_json(directory / CONFIG).items() if key not in left_out}
-    companions = {name: directory / name for name in COMPANIONS if (directory / name).is_file()}
+    templates = (f"{TEMPLATE_DIRECTORY}/{file.name}" for file in (directory / TEMPLATE_DIRECTORY).glob("*.jinja"))
+    companions = {name: directory / name for name in (*COMPANIONS, *templates) if (directory / name).is_file()}
     write_orbax(Path(dst), raw | {"dtype": model.dtype}, arrays, companions)
 
 
 def write_orbax(
     dst: Path, config: Mapping[str, Any], arrays: Mapping[str, HostArray], companions: Mapping[str, Path]
 ) -> None:
-    """Write an Orbax directory: `config.json`, parameters by their names, and copies of `companions` (name → file).
+    """Write an Orbax directory: `config.json`, parameters by their names, and copies of `companions` (path → file).
 
     Raises AlreadyExists if `dst` is there.
     """
@@ -66,6 +69,7 @@ def write_orbax(
         part.mkdir()
         (part / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n")
         for name, file in companions.items():
+            (part / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(file, part / name)
         with ocp.PyTreeCheckpointer() as checkpointer:
             checkpointer.save(part / PARAMS, args=ocp.args.PyTreeSave(dict(arrays)))

@@ -30,6 +30,7 @@ READ = {
     "OLMo 3 7B": (32, 32, 32, 128, 65536),
     "SmolLM3 3B": (36, 16, 4, 128, 65536),
     "Gemma 2 2B": (26, 8, 4, 256, 8192),
+    "Gemma 2 9B": (42, 16, 8, 256, 8192),
     "Gemma 2 27B": (46, 32, 16, 128, 8192),
     "Gemma 3 4B": (34, 8, 4, 256, 131072),
     "Gemma 3 1B": (26, 4, 1, 256, 32768),
@@ -39,6 +40,7 @@ READ = {
     "Qwen1.5 MoE A2.7B": (24, 16, 16, 128, 8192),
     "Qwen3 0.6B": (28, 16, 8, 128, 40960),
     "Qwen3 30B A3B": (48, 32, 4, 128, 40960),
+    "Qwen3 Coder 30B A3B Instruct": (48, 32, 4, 128, 262144),
     "Gemma 2B": (18, 8, 1, 256, 8192),
     "Gemma 7B": (28, 16, 16, 256, 8192),
 }
@@ -107,6 +109,15 @@ def test_what_is_special_about_published_models():
 def test_what_is_not_computed_is_refused_by_name(raw, message):
     with pytest.raises(CheckpointError, match=rf"^config\.json: {message}"):
         from_hf(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("Gemma 2 9B", "sliding_window_size", 2048), ("Qwen3 Coder 30B A3B Instruct", "use_qk_norm", False)],
+)
+def test_what_is_said_twice_must_be_the_same(name, key, value):
+    with pytest.raises(CheckpointError, match=rf"^config\.json: {key}: .* is not supported"):
+        from_hf(PUBLISHED[name] | {key: value})
 
 
 def test_a_cap_that_the_class_with_images_does_not_compute_is_refused():

@@ -111,6 +111,37 @@ def test_a_fused_module_changes_each_parameter_in_it(tiny, tmp_path):
             np.testing.assert_array_equal(change.b, b[start:stop] * np.float32(2))
 
 
+def test_names_in_files_and_in_memory_where_a_model_takes_images(tiny, tmp_path):
+    """PEFT writes the names that modules have once they are loaded, which are not those of the published files."""
+    gemma = dataclasses.replace(tiny, architecture="Gemma3ForConditionalGeneration", adapters=AdapterSlots(1, 8))
+    model = abstract(gemma, "float32")[0]
+    write_adapter(tmp_path, gemma, seed=3)
+    as_published = read_adapter(tmp_path, model)
+    prefix = "base_model.model."
+    old, new = f"{prefix}language_model.model.", f"{prefix}model.language_model."
+    assert all(name.startswith(old) for name in tensors_of(tmp_path))
+
+    def load_names(tensors):
+        for name in list(tensors):
+            rename(tensors, name, name.replace(old, new))
+
+    change_tensors(tmp_path, load_names)
+    assert read_adapter(tmp_path, model).content_hash == as_published.content_hash
+    change_tensors(tmp_path, lambda t: t.update({name.replace(new, old): t[name] for name in list(t)}))
+    with pytest.raises(CheckpointError, match="as another module does"):
+        read_adapter(tmp_path, model)
+
+
+def test_names_of_modules_that_other_models_have_change_nothing(directory, model):
+    before = read_adapter(directory, model).content_hash
+    names = json.loads((directory / "adapter_config.json").read_text())["target_modules"]
+    set_keys(directory, target_modules=[*names, "c_attn", "c_fc"])
+    assert read_adapter(directory, model).content_hash == before
+    set_keys(directory, target_modules=[*names, "lm_head"])
+    with pytest.raises(CheckpointError, match="target_modules: 'lm_head' has no tensors"):
+        read_adapter(directory, model)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -171,6 +171,18 @@ def test_scales_of_activations_and_of_kv_are_passed_over(tiny, tmp_path):
     assert load_model(tmp_path).revision == revision
 
 
+def test_zeros_that_some_programs_write_as_biases_are_passed_over(tiny, tmp_path):
+    write_quantized(tmp_path, tiny, FORMATS["gptq"])
+    revision = load_model(tmp_path).revision
+    bias = np.zeros(64, np.float16)
+    edit_quantized(tmp_path, lambda tensors: tensors.update({f"{Q}.bias": bias}))
+    assert load_model(tmp_path).revision == revision
+    bias[5] = 1
+    edit_quantized(tmp_path, lambda tensors: tensors.update({f"{Q}.bias": bias}))
+    with pytest.raises(CheckpointError, match=rf"{Q}\.bias: unexpected"):
+        load_model(tmp_path)
+
+
 Q = "model.layers.0.self_attn.q_proj"
 
 

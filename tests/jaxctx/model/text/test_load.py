@@ -132,9 +132,32 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path: Path) -> No
     match = r"^tokenizer\.json: larger than the model's vocabulary: .* has id 511, but config\.json: vocab_size is 500"
     with pytest.raises(CheckpointError, match=match):
         load_text(model_dir(tmp_path, config=BIG | {"vocab_size": 500}))
-    declared = {"added_tokens_decoder": {"512": ADDED | {"content": "<X>"}}}
+    ends = {"added_tokens_decoder": {"512": ADDED | {"content": "<X>"}}, "eos_token": "<X>"}
     with pytest.raises(CheckpointError, match=r"larger than the model's vocabulary: '<X>' has id 512"):
-        load_text(model_dir(tmp_path, config=BIG | {"vocab_size": 512}, tokenizer_config=declared))
+        load_text(model_dir(tmp_path, config=BIG | {"vocab_size": 512}, tokenizer_config=ends))
+
+
+@pytest.mark.parametrize("where", ["tokenizer.json", "its vocabulary", "tokenizer_config.json"])
+def test_an_added_token_that_the_model_has_no_row_for_is_plain_text(tmp_path: Path, where: str) -> None:
+    """Published: a token for images, of Gemma 3 where it reads text alone."""
+    settings: dict[str, Any] = {"image_token": "<X>"}
+    path = model_dir(tmp_path, config=BIG | {"vocab_size": 512})
+    token = ADDED | {"content": "<X>"}
+    if where == "tokenizer_config.json":
+        settings["added_tokens_decoder"] = {"512": token}
+    else:
+        raw = json.loads((path / "tokenizer.json").read_text("utf-8"))
+        raw["added_tokens"].append({"id": 512} | token)
+        if where == "its vocabulary":
+            raw["model"]["vocab"]["<X>"] = 512
+        (path / "tokenizer.json").write_text(json.dumps(raw), "utf-8")
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    tokenizer = load_text(path).tokenizer
+    assert tokenizer.encode(TEXT) == BESIDE["nothing"][2]
+    assert tokenizer.largest_id()[0] == 511
+    assert '"<X>"' not in tokenizer.to_json()
+    config = BIG | {"vocab_size": 513}
+    assert 512 in load_text(model_dir(tmp_path, config=config, tokenizer_config=settings)).tokenizer.encode(TEXT)
 
 
 def test_the_end_of_a_family_whose_files_name_none(tmp_path: Path) -> None:

@@ -147,6 +147,19 @@ def test_tensors_that_exporters_write_again_are_ignored(tiny, tmp_path):
     assert "lm_head.weight" not in {spec.name for spec in before.model.specs}
 
 
+@pytest.mark.parametrize("row", [0, 95])
+def test_a_head_beside_a_tied_embedding_that_is_another_one_is_refused(tiny, tmp_path, monkeypatch, row):
+    """transformers would compute with it."""
+    monkeypatch.setattr(load, "HEAD_ROWS", 40)  # three blocks
+    write_random(tmp_path, dataclasses.replace(tiny, tied=True), seed=1)
+    head = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"].copy()
+    head[row, 3] += 1
+    match = "lm_head.weight: differs from model.embed_tokens.weight.*set tie_word_embeddings to false"
+    for wrong in (head, head[:-1]):
+        edit_tensors(tmp_path, lambda tensors, wrong=wrong: tensors.update({"lm_head.weight": wrong.copy()}))
+        assert_refused(tmp_path, match)
+
+
 def test_a_path_that_is_no_checkpoint_directory_is_refused(tmp_path):
     assert_refused(tmp_path / "nowhere", "does not exist")
     (tmp_path / "file").write_text("")

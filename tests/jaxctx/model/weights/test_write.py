@@ -15,11 +15,21 @@ from tests.jaxctx.model.weights.edits import edit_json
 
 def test_convert_narrows_and_keeps_the_companions(checkpoint, tmp_path):
     (checkpoint / "tokenizer.json").write_text("{}")
+    (checkpoint / "added_tokens.json").write_text("{}")
+    (checkpoint / "additional_chat_templates").mkdir()
+    (checkpoint / "additional_chat_templates/tool_use.jinja").write_text("tools")
     (checkpoint / "unrelated.py").write_text("raise SystemExit")
     edit_json(checkpoint / "config.json", torch_dtype="float32", task_specific_params=1)
     seen = []
     convert(checkpoint, tmp_path / "out", dtype="bfloat16", progress=lambda done, total: seen.append((done, total)))
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "params", "tokenizer.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "added_tokens.json",
+        "additional_chat_templates",
+        "config.json",
+        "params",
+        "tokenizer.json",
+    ]
+    assert (tmp_path / "out/additional_chat_templates/tool_use.jinja").read_text() == "tools"
     assert seen[-1][0] == seen[-1][1]
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert (written["dtype"], written["task_specific_params"], "torch_dtype" in written) == ("bfloat16", 1, False)
