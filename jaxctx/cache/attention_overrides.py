@@ -13,6 +13,8 @@ page can be computed again. The default has no override: an explicit causal mask
 from array import array
 from collections.abc import Collection, Iterable, Mapping
 
+import numpy as np
+
 
 def encode_override(index: int, position: int, ranges: Iterable[tuple[int, int]] = ()) -> bytes:
     """The override of the token at `index`; b"" if it is computed in the default way.
@@ -48,14 +50,20 @@ def rows_with_other_windows(
     A window of w tokens hides from the token at index i, which is its position too, the positions up to i - w. Where
     earlier tokens have overrides, these may be others than the indices up to i - w. `windows`: in tokens.
     """
-    rows: set[int] = set()
+    if stop <= start:
+        return set()
+    changes = np.zeros(stop - start + 1, np.int32)  # how many spans more begin at an index than end there
     for index, encoded in overrides.items():
         if not encoded:
             continue
         low, high = sorted((index, decode_override(encoded)[0]))
         for window in windows:
-            rows.update(range(max(start, index + 1, low + window), min(stop, high + window)))
-    return rows.difference(overrides)
+            first, end = max(start, index + 1, low + window), min(stop, high + window)
+            if first < end:
+                changes[first - start] += 1
+                changes[end - start] -= 1
+    rows: list[int] = (np.flatnonzero(changes.cumsum()) + start).tolist()
+    return set(rows).difference(overrides)
 
 
 def encode_page_overrides(overrides: Mapping[int, bytes], first: int, size: int) -> bytes:

@@ -122,6 +122,7 @@ class EngineCore:
         self.prompt_tokens = 0  # that fills and forwards appended
         self._events: deque[SchedulerEvent] = deque()  # returned by the scheduler, not carried out yet
         self._to_draft: Mapping[Request, int] = {}  # what the scheduler wants guessed, not sent yet
+        self._goes_on = False  # whether a step can be made at once, as no guesses will come
         self._to_follow: Sequence[Request] = ()  # what the draft model is to compute behind the next step
         self._post: Callable[[Callable[[], object]], None] = _run_at_once
 
@@ -187,8 +188,10 @@ class EngineCore:
     def resume(self, caller: Caller, context: Context, reply: ResultFuture) -> Request | FillResult:
         """Restore, or compute, the tokens that had KV when the context was suspended or saved.
 
-        Returns a result if all of them have KV now.
+        Returns a result if all of them have KV now. Raises NotFound if the context was closed since its caller got it;
+        another one may have its id.
         """
+        context.raise_if_closed()
         self.contexts.writable(Caller(context.tenant), context.id)
         if not context.suspended and context.seq_len >= context.computed:
             info = self.contexts.describe(context)
@@ -342,14 +345,17 @@ class EngineCore:
         return self.scheduler.num_in_flight < self.config.steps_in_flight
 
     def may_dispatch_again(self) -> bool:
-        """Whether `dispatch`, although it sent nothing, may do more if called again: pages were restored."""
-        return self.scheduler.has_restored
+        """Whether `dispatch`, although it sent nothing, may do more if called again: pages were restored, or a round of
+        guesses was wanted and could not be sent.
+        """
+        return self.scheduler.has_restored or self._goes_on
 
     def dispatch(self) -> tuple[Batch, StepArrays] | None:
         """Carry out what the scheduler decides and send the next step; None if there is none.
 
         Returns what the step computes, and the device's arrays where its output will be.
         """
+        self._goes_on = False
         batch = self.schedule()
         self.carry_out_moves()
         if batch is None:
@@ -377,8 +383,9 @@ class EngineCore:
             return None
         assert self.draft_model is not None
         sent = self.draft_model.start(to_draft)
-        if sent is None:
+        if sent is None:  # no pages for any: the next step goes without
             self.scheduler.take_drafts({})
+            self._goes_on = True
         return sent
 
     def process_drafts(self, round_: DraftRound, arrays: Sequence[Any]) -> None:

@@ -77,6 +77,7 @@ class Request:
     restored_tokens: int = 0  # of those, tokens brought back from other tiers
     computed_tokens: int | None = None  # of those, tokens left to compute; None before the first admission
     forward_answers: dict[int, ForwardAnswer] = field(default_factory=dict)  # answers so far, by token index
+    custom_mask_turn: int = 0  # when it last had a step of custom-mask rows, counted in these; 0: never
     ended: bool = False
     prefix_owner: "Request | None" = None  # computes a page that this request needs, which waits for it meanwhile
     demand: Demand = NO_DEMAND  # expected rows and tokens, judged when the request was submitted
@@ -197,6 +198,8 @@ class Request:
         if not self.custom_mask_rows:
             return 0
         end = min(self.dispatch_end, self.next_position + limit)
+        if self.output is not None and self.output.matcher is not None:
+            end = min(end, self.context.length)  # as of standard rows
         for index in range(self.next_position, end):
             if index not in self.custom_mask_rows:
                 return index - self.next_position

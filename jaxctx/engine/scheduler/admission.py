@@ -142,7 +142,10 @@ class Admission:
             if not claim.granted and not self._preempt_for(head):
                 return False
         if head.computed_tokens is None:
-            head.pending_tokens = head.prefill_end - context.seq_len
+            if context.suspended:  # what an earlier run restored is gone
+                self._restoration.forget(head)
+            if not head.restored_tokens:
+                head.pending_tokens = head.prefill_end - context.seq_len
         self._cache.match(context, head.lookup_end)
         head.reserved_pages = new
         return True

@@ -79,6 +79,11 @@ class PageRestoration:
             self.tokens_restored += context.seq_len - seq_len_before
         return gained
 
+    def forget(self, request: Request) -> None:
+        """What came back for the request left the device again, before anything was computed with it."""
+        self.tokens_restored -= request.restored_tokens
+        request.restored_tokens = 0
+
     def next_page(self, request: Request) -> Sequence[TierEntry]:
         """The request's next page, if some tier has it; else empty."""
         tokens = min(request.lookup_end, request.context.seq_len + self._config.page_size)

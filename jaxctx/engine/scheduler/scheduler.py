@@ -92,6 +92,8 @@ class Scheduler:
             clock,
         )
         self._custom_mask_next = False  # whose turn it is, where there are standard rows and custom-mask rows
+        self._waits_for_steps = False  # whether standard rows could go but for steps in flight
+        self._custom_mask_turn = 0  # of the request that was served last
         self._step_seconds = 0.0  # that all processed steps took
         self._tokens_computed = 0
         self._tokens_drafted = 0
@@ -314,13 +316,19 @@ class Scheduler:
         self._custom_mask_next = not self._custom_mask_next
         if self._custom_mask_next:
             return self._custom_mask_batch() or self._standard_batch()
-        return self._standard_batch() or self._custom_mask_batch()
+        self._waits_for_steps = False
+        batch = self._standard_batch()
+        if self._waits_for_steps:  # it is their turn until they are done: more steps in flight would go on for ever
+            self._custom_mask_next = True
+            return None
+        return batch or self._custom_mask_batch()
 
     def _custom_mask_batch(self) -> Batch | None:
-        """A step of custom-mask rows, of the first running request that has any; as many as one forward holds."""
-        for request in self.running:
+        """A step of custom-mask rows, of the running request that has waited longest; as many as one forward holds."""
+        for request in sorted(self.running, key=lambda each: each.custom_mask_turn):
             rows = request.next_custom_mask_rows(self._max_forward_rows)
             if rows and not request.must_wait:
+                request.custom_mask_turn = self._custom_mask_turn = self._custom_mask_turn + 1
                 stop = request.next_position + rows
                 outputs = [index for index in request.forward.outputs if request.next_position <= index < stop]
                 if len(outputs) > self._max_forward_outputs:
@@ -334,9 +342,12 @@ class Scheduler:
         """A step of standard rows, of all running requests; as many as one step holds."""
         if self._is_drafting:
             return None
-        proposal = self._propose_drafts()
+        # Once for both: a reader may take outputs at any time, from another thread.
+        running = [request for request in self.running if not request.must_wait]
+        proposal = self._propose_drafts(running)
         if (proposal.drafts or proposal.to_draft) and self.num_in_flight:
-            return None  # drafts must follow the tokens that are still on the device
+            self._waits_for_steps = True  # drafts must follow the tokens that are still on the device
+            return None
         if proposal.to_draft:
             self._to_draft, self._is_drafting = proposal.to_draft, True
             self._round_began = self._clock()
@@ -346,9 +357,9 @@ class Scheduler:
         batch: list[ScheduledRequest] = []
         row = samples = 0
         # The sort is stable: decoding rows first, each group first come, first served.
-        for request in sorted(self.running, key=_is_prefilling):
+        for request in sorted(running, key=_is_prefilling):
             rows = request.next_standard_rows(row_limit - row)
-            if not rows or request.must_wait:
+            if not rows:
                 continue
             scheduled = self._take_rows(request, row, rows, samples, drafts=proposal.drafts.get(request, NO_DRAFTS))
             batch.append(scheduled)
@@ -356,9 +367,9 @@ class Scheduler:
             samples += len(scheduled.output_positions)
         return Batch(batch, row) if batch else None
 
-    def _propose_drafts(self) -> Proposal:
+    def _propose_drafts(self, running: Sequence[Request]) -> Proposal:
         """Drafts by request, for the rows that would pad the next step, if all of its requests are decoding."""
-        ready = [each for each in self.running if each.next_standard_rows(1) and not each.must_wait]
+        ready = [each for each in running if each.next_standard_rows(1)]
         spare = self._config.padding(len(ready))
         if not spare or not all(request.is_decoding for request in ready):
             return NO_PROPOSAL

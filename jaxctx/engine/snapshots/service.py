@@ -8,6 +8,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from jaxctx.cache.context_cache import Context
@@ -19,7 +20,8 @@ from jaxctx.engine.snapshots.open import SnapshotOpener
 from jaxctx.engine.snapshots.publications import Publications
 from jaxctx.engine.snapshots.save import SnapshotSaver
 from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
-from jaxctx.engine.snapshots.store_calls import refresh_name
+from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name
+from jaxctx.errors import NotFound
 from jaxctx.store import SnapshotStore, SnapshotVersion
 from jaxctx.types import (
     FillResult,
@@ -152,7 +154,17 @@ class SnapshotService:
         context = await self._loop.call(self._core.cache.get, caller.tenant, context_id)
         if context.suspended:
             await self._opener.resume(caller, context)
-        return await self._loop.call(self._publications.publish, caller, context_id, settings)
+        publishing = self._loop.call(self._publications.publish, caller, context_id, settings)
+        return await complete_or_undo(publishing, partial(self._unpublish, caller))
+
+    def _unpublish(self, caller: Caller, made: Publication) -> None:
+        """End a publication whose caller has gone without hearing of it."""
+
+        def end() -> None:
+            with suppress(NotFound):  # it may be over
+                self._publications.unpublish(caller, made.id)
+
+        self._loop.post_if_running(end)
 
     async def update_publication(self, caller: Caller, publication_id: str, settings: RetentionUpdate) -> Publication:
         return await self._loop.call(self._publications.update, caller, publication_id, settings)

@@ -63,6 +63,13 @@ def test_rows_whose_windows_begin_among_tokens_of_other_positions(windows: list[
         assert got == {row for row in expected if start <= row < stop}
 
 
+def test_spans_that_lie_over_each_other_are_not_counted_one_by_one() -> None:
+    """All of these reach to the end: one by one they are 300 million rows."""
+    overrides = {index: encode_override(index, 30_000) for index in range(20_000)}
+    assert rows_with_other_windows(overrides, [512], 0, 30_000) == set(range(20_000, 30_000))
+    assert rows_with_other_windows(overrides, [512], 30_000, 30_000) == set()
+
+
 def test_a_page_holds_the_overrides_of_its_tokens_only() -> None:
     overrides = {
         3: encode_override(3, 9),

@@ -1,6 +1,7 @@
 """The core carries out the scheduler's events, in their order, and answers everybody even when it fails."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.scheduler.scheduler_output import ContextSuspended, RequestFailed
-from jaxctx.errors import JaxctxError, ResourceExhausted, Unavailable
+from jaxctx.errors import JaxctxError, NotFound, ResourceExhausted, Unavailable
 from jaxctx.types import ContextState, CreateContextRequest
 from tests.jaxctx.engine.simulated import Simulated, with_config
 
@@ -55,6 +56,26 @@ def test_a_request_that_ran_keeps_its_tokens(core) -> None:
     core.fail(request, ResourceExhausted("no", reason="OUT_OF_PAGES"))
     assert len(reply.results) == 1
     assert request.context.length == 5
+
+
+def test_a_context_that_was_closed_meanwhile_is_not_resumed_though_another_has_its_id(core) -> None:
+    opened = core.contexts.create(ME, CreateContextRequest(context_id="x"))
+    core.contexts.close(ME, "x")
+    core.contexts.create(ME, CreateContextRequest(context_id="x"))
+    with pytest.raises(NotFound):
+        core.resume(ME, opened, Reply())
+    assert not core.has_requests()
+    assert core.schedule() is None
+
+
+def test_a_step_follows_at_once_where_no_guess_could_be_sent(core) -> None:
+    """The draft model has no pages for anybody of the round."""
+    request, _ = fill(core, 5)
+    core.draft_model = SimpleNamespace(start=lambda to_draft: None)
+    core.scheduler._is_drafting, core._to_draft = True, {request: 1}
+    assert core.dispatch_drafts() is None
+    assert core.may_dispatch_again()
+    assert core.schedule() is not None
 
 
 def test_events_are_carried_out_in_order(core, monkeypatch) -> None:

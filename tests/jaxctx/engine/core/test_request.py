@@ -63,7 +63,11 @@ def test_with_a_format_no_row_goes_ahead_of_the_token_that_the_host_knows(reques
     request_of_ten.output = output
     request_of_ten.next_position, request_of_ten.dispatch_end = 10, 11  # the token behind them is on the device
     assert request_of_ten.next_standard_rows(99) == 0
+    request_of_ten.custom_mask_rows = {10}
+    assert request_of_ten.next_custom_mask_rows(99) == 0
     output.matcher = None
+    assert request_of_ten.next_custom_mask_rows(99) == 1
+    request_of_ten.custom_mask_rows = frozenset()
     assert request_of_ten.next_standard_rows(99) == 1
 
 

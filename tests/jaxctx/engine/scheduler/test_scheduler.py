@@ -3,6 +3,7 @@
 import pytest
 
 from jaxctx.engine.core.forward_pass import CustomMaskForward
+from jaxctx.engine.scheduler.drafts import Drafts, Proposal
 from jaxctx.engine.scheduler.scheduler_output import RequestFailed, RequestFinished
 from jaxctx.errors import ResourceExhausted
 from jaxctx.types import ContextState, ForwardOutputParams
@@ -97,6 +98,89 @@ def test_a_reader_that_is_behind_pauses_its_request_only(harness) -> None:
     assert [each.request for each in harness.step().scheduled] == [fast]
     slow.reply.behind = False
     assert [each.request for each in harness.step().scheduled] == [slow, fast]
+
+
+def test_a_reader_that_catches_up_while_a_step_is_made_waits_for_the_next_one(harness, monkeypatch) -> None:
+    """Guesses took the rows that were left."""
+    slow, fast = harness.generation([1, 2], 8), harness.generation([3, 4], 8)
+    for request in (slow, fast):
+        harness.scheduler.submit(request)
+    harness.step()
+    slow.reply.behind = True
+    propose = harness.scheduler._propose_drafts
+
+    def catch_up(running):
+        found = propose(running)
+        slow.reply.behind = False
+        return found
+
+    monkeypatch.setattr(harness.scheduler, "_propose_drafts", catch_up)
+    assert [each.request for each in harness.step().scheduled] == [fast]
+    assert [each.request for each in harness.step().scheduled] == [slow, fast]
+
+
+def custom(harness, tokens):
+    """A fill all of whose rows have outputs."""
+    request = harness.fill(tokens)
+    asked = {index: ForwardOutputParams(index=index, top=1) for index in range(len(tokens))}
+    request.forward = CustomMaskForward(0, asked)
+    return request
+
+
+def test_requests_with_custom_mask_rows_take_turns(harness) -> None:
+    requests = [custom(harness, [first, 2, 3, 4]) for first in (1, 5, 9)]
+    for request in requests:
+        harness.scheduler.submit(request)
+    assert [harness.step().scheduled[0].request for _ in range(6)] == requests * 2
+
+
+def test_rows_with_guesses_get_their_turn_beside_custom_mask_rows(make_scheduler, monkeypatch) -> None:
+    """They wait until no step is in flight, which never comes while custom-mask steps go on."""
+    harness = make_scheduler(pages=64)
+    decoding, forward = harness.generation([1, 2], 8), custom(harness, list(range(40)))
+    for request in (decoding, forward):
+        harness.scheduler.submit(request)
+
+    def guess(running):
+        ready = [each for each in running if each is decoding and each.is_decoding and each.next_standard_rows(1)]
+        return Proposal({request: Drafts([7]) for request in ready}, {})
+
+    monkeypatch.setattr(harness.scheduler, "_propose_drafts", guess)
+    sent, order = [], []
+    for _ in range(12):
+        while harness.scheduler.num_in_flight < 2 and (batch := harness.schedule().batch) is not None:
+            sent.append(batch)
+        batch = sent.pop(0)
+        order.append(batch.scheduled[0].request)
+        for scheduled in harness.scheduler.process_output(batch):
+            if scheduled.request is decoding:
+                harness.cache.append(decoding.context, [65])
+                harness.scheduler.update_acceptance(scheduled, 0)
+    assert order.count(decoding) >= 4
+    assert order.count(forward) >= 4
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_counts_of_a_fill_that_was_preempted_while_its_pages_came_back(make_scheduler, suspended) -> None:
+    harness = make_scheduler(pages=64, host_pages=32)
+    request = harness.fill(list(range(40)))
+    context, blocks = request.context, harness.cache.block_manager
+    harness.cache.grow(context, 40)
+    harness.cache.mark_computed(context, 40)
+    harness.cache.suspend(context)
+    blocks.evict(blocks.index.cached)
+    harness.scheduler.submit(request)
+    arrived = iter([True] * 3)
+    harness.scheduler.schedule(lambda slot: next(arrived, False))
+    assert (request.restored_tokens, request.computed_tokens) == (12, None)
+    harness.scheduler._active.preempt(request)
+    if suspended:
+        harness.cache.suspend(context)
+        blocks.evict(blocks.index.cached)
+    harness.schedule()
+    assert (request.resident_tokens, request.restored_tokens, request.computed_tokens) == (0, 39, 1)
+    stats = harness.scheduler.stats()
+    assert (stats.tokens_queried, stats.tokens_cached, stats.tokens_restored) == (40, 0, 39)
 
 
 def test_an_opening_whose_pages_are_all_there_finishes_without_a_row(harness) -> None:

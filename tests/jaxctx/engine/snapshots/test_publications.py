@@ -1,11 +1,15 @@
 """Publications: who shares them, who may list and end them, and what they cost."""
 
+import asyncio
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
+from jaxctx.engine.snapshots.publications import Publications
 from jaxctx.errors import FailedPrecondition, NotFound, ResourceExhausted
 from jaxctx.types import CreateContextRequest, RetentionUpdate, Ttl
 from tests.engines import SMALL
@@ -73,6 +77,26 @@ async def test_a_suspended_context_comes_back_to_be_published(make_engine) -> No
     await engine.close(ME, await filled(engine, [6] * 120))
     assert engine.core.cache.get("me", context).suspended
     assert (await engine.publish(ME, context, RetentionUpdate())).pages == 2
+
+
+async def test_a_publication_whose_caller_has_gone_ends(engine: LocalEngine, monkeypatch) -> None:
+    context = await filled(engine, [5] * 40)
+    begun, go_on, publish = threading.Event(), threading.Event(), Publications.publish
+
+    def slow(self, *args: Any) -> Any:
+        begun.set()
+        go_on.wait(60)
+        return publish(self, *args)
+
+    monkeypatch.setattr(Publications, "publish", slow)
+    publishing = asyncio.ensure_future(engine.publish(ME, context, RetentionUpdate()))
+    await asyncio.to_thread(begun.wait, 60)
+    publishing.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await publishing
+    assert await engine.publications(ME) == []
+    assert engine.core.lifecycle.quotas.pinned("me") == 0
 
 
 async def test_a_publication_is_charged_as_a_pin(make_engine) -> None:
