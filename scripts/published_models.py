@@ -267,6 +267,17 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 131072,
         "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
     },
+    "Qwen2.5 7B Instruct 1M": QWEN2
+    | {
+        "dual_chunk_attention_config": {
+            "chunk_size": 262144,
+            "local_size": 8192,
+            "original_max_position_embeddings": 262144,
+        },
+        "max_position_embeddings": 1010000,
+        "rope_theta": 10000000.0,
+        "sliding_window": 32768,
+    },
     "DeepSeek R1 distilled Qwen 7B": QWEN2
     | {
         "max_position_embeddings": 131072,
@@ -288,6 +299,31 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 36,
         "num_key_value_heads": 8,
         "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "vocab_size": 151936,
+    },
+    "DeepSeek R1 0528 Qwen3 8B": QWEN2
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "max_position_embeddings": 131072,
+        "max_window_layers": 36,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 8,
+        "rope_scaling": {
+            "attn_factor": 0.8782488562869419,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32768,
+            "rope_type": "yarn",
+        },
         "rope_theta": 1000000,
         "sliding_window": None,
         "vocab_size": 151936,

@@ -47,6 +47,7 @@ FIELDS = rope.FIELDS | {
     "quantization_config",
     "layer_types",
     "sliding_window",
+    "is_causal",
 }
 """Understood by every family, in `read_shared` and the functions about windows: each family calls one of these."""
 
@@ -58,6 +59,7 @@ CHANGE_NOTHING = frozenset(
         "torchscript",
         "transformers_version",
         "transformers.js_config",
+        "internal_version",
         "tokenizer_class",
         "unsloth_fixed",
         "unsloth_version",
@@ -67,6 +69,7 @@ CHANGE_NOTHING = frozenset(
         "unk_token_id",
         "decoder_start_token_id",
         "model_max_length",
+        "max_sequence_length",  # of Llama 1, beside max_position_embeddings
         # training
         "attention_dropout",
         "embd_pdrop",
@@ -159,6 +162,7 @@ def read_shared(
     read: Reader, *, attention: ReadAttention = full_attention, activation_key: str = "hidden_act"
 ) -> ModelConfig:
     """What the fields that families share say: a model of Llama's layers, which a family changes to its own."""
+    read.one_of([None, True], "is_causal")  # of embedding models; transformers lets every row see all then
     read_quantization(read)  # refuses what is not supported; how weights are stored is nothing of the model
     width, heads = read.size("hidden_size"), read.size("num_attention_heads")
     head_dim = _head_dim(read, width, heads)

@@ -29,13 +29,25 @@ DEFAULTS: Mapping[str, Any] = {
 
 def read_qwen2(read: Reader) -> ModelConfig:
     """See `Family.read`."""
-    return replace(_shared(read), qkv_bias=True)
+    return replace(_within_one_chunk(read, _shared(read)), qkv_bias=True)
 
 
 def read_qwen3(read: Reader) -> ModelConfig:
     """See `Family.read`."""
     bias = read.flag("attention_bias")
     return replace(_shared(read), query_key_norm="head", qkv_bias=bias, out_bias=bias)
+
+
+def _within_one_chunk(read: Reader, config: ModelConfig) -> ModelConfig:
+    """Of Qwen2.5 1M: up to the positions that it was trained on its attention in two chunks is plain attention.
+
+    transformers knows nothing of the chunks, and computes plain attention for any length.
+    """
+    chunks = read.inner("dual_chunk_attention_config")
+    exact = chunks.size("original_max_position_embeddings") if chunks.raw else config.max_positions
+    if exact >= config.max_positions:
+        return config
+    return replace(config, max_positions=exact, declared_positions=config.declared_positions or config.max_positions)
 
 
 def _shared(read: Reader) -> ModelConfig:
@@ -62,7 +74,7 @@ def _windows(read: Reader) -> tuple[int | None, ...]:
 QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     defaults={**DEFAULTS, "head_dim": None},
-    fields=fields.FIELDS,
+    fields=fields.FIELDS | {"dual_chunk_attention_config"},
     ignored=frozenset({"attention_bias", "mlp_bias"}),
     read=read_qwen2,
 )

@@ -50,6 +50,7 @@ _INNER_FIELDS = frozenset(
         "low_freq_factor",
         "high_freq_factor",
         "attention_factor",
+        "attn_factor",
         "beta_fast",
         "beta_slow",
         "mscale",
@@ -57,6 +58,7 @@ _INNER_FIELDS = frozenset(
         "truncate",
         "short_factor",
         "long_factor",
+        "finetuned",  # of the first files with YaRN: says nothing of the arithmetic
     }
 )
 """Of either object. Those of another kind than the file's change nothing."""
@@ -90,6 +92,8 @@ def read_rope_of_kinds(read: Reader, head_dim: int, bases: Mapping[str, float]) 
     for kind, base in bases.items():
         rope = kinds.inner(kind)
         if kind == FULL and scaling.raw:
+            if "type" in scaling.raw and "rope_type" not in scaling.raw:
+                scaling.refuse("type", "transformers does not see it in this family; rope_type has to say it")
             rope = replace(scaling, raw={**rope.raw, **scaling.raw})
         if "rope_theta" in rope.raw:
             rope.number("rope_theta", *ROPE_THETA)  # not null, which elsewhere is another key's value
@@ -182,13 +186,17 @@ def _yarn(read: Reader, rope: Reader) -> RopeScaling:
 
 
 def _yarn_attention_factor(rope: Reader, factor: float) -> float:
+    """As in transformers; it does not know `attn_factor`, by which the makers of DeepSeek R1 0528 Qwen3 8B, vLLM and
+    SGLang mean that the factor is multiplied.
+    """
     if rope.get("attention_factor") is not None:
         return rope.number("attention_factor", *ATTENTION_FACTOR)
     scale, scale_all = (
         rope.number(key, *MSCALE) if rope.get(key) is not None else 0.0 for key in ("mscale", "mscale_all_dim")
     )
     growth = 0.1 * math.log(factor)
-    return (growth * scale + 1) / (growth * scale_all + 1) if scale and scale_all else growth + 1
+    own = (growth * scale + 1) / (growth * scale_all + 1) if scale and scale_all else growth + 1
+    return own if rope.get("attn_factor") is None else own * rope.number("attn_factor", *ATTENTION_FACTOR)
 
 
 def _longrope(read: Reader, rope: Reader, rotated: int) -> RopeScaling:

@@ -47,6 +47,7 @@ from jaxctx_kernels.int4_weights import pack
 
 FEW_BITS = frozenset((*EIGHT_BITS, INT4))
 WORD_BYTES = 4  # of eight weights of 4 bits
+MODELOPT = "hf_quant_config.json"
 HEAD_ROWS = 1 << 13  # of a head that is stored beside a tied embedding, compared at a time
 FINITE_AT_ONCE = 1 << 17  # elements that are looked at together: they stay in the processor's cache
 
@@ -209,6 +210,7 @@ def open_checked(
     int4: Int4Device | None = None,
 ) -> tuple[WeightSource, DecoderModel]:
     """The checkpoint and its model. Raises CheckpointError unless it has exactly the model's tensors and shapes."""
+    _refuse_other_quantization(directory)
     config = dataclasses.replace(read_config(directory).for_contexts_of(context_tokens), adapters=adapters)
     int4 = int4 if weights_dtype is None else None
     source = open_weights(directory, config, int4)
@@ -244,6 +246,12 @@ def open_checked(
     for name in again & source.tensors.keys():
         _check_same(source, name, embedding.tensor)
     return source, model
+
+
+def _refuse_other_quantization(directory: Path) -> None:
+    """Raises CheckpointError for ModelOpt, whose older directories say nothing of it in their config.json."""
+    if (directory / MODELOPT).is_file() and "quantization_config" not in read_json(directory / CONFIG):
+        raise CheckpointError(f"{MODELOPT}: weights that ModelOpt quantised are not supported")
 
 
 def _is_zero_bias(source: WeightSource, name: str) -> bool:

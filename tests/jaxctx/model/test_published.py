@@ -19,8 +19,10 @@ READ = {
     "Mistral Nemo": (40, 32, 8, 128, 1024000),
     "Qwen2.5 7B Instruct": (28, 28, 4, 128, 32768),
     "Qwen2.5 7B Instruct with YaRN, as its card says": (28, 28, 4, 128, 131072),
+    "Qwen2.5 7B Instruct 1M": (28, 28, 4, 128, 262144),
     "DeepSeek R1 distilled Qwen 7B": (28, 28, 4, 128, 131072),
     "Qwen3 8B": (36, 32, 8, 128, 40960),
+    "DeepSeek R1 0528 Qwen3 8B": (36, 32, 8, 128, 131072),
     "Phi-3 mini 4k": (32, 32, 32, 96, 4096),
     "Phi-3 mini 128k": (32, 32, 32, 96, 4096),
     "Phi-4": (40, 40, 10, 128, 16384),
@@ -78,6 +80,10 @@ def test_what_is_special_about_published_models():
     assert read("Phi-4 mini").attention_of(0).rope.rotated == 96
     assert read("Phi-4 mini").for_contexts_of(100_000).max_positions == 131072
     assert read("Granite 3.1 8B Instruct").logits_scale == 1 / 16
+    assert read("Qwen2.5 7B Instruct 1M").declared_positions == 1010000
+    embedding = read("DeepSeek R1 0528 Qwen3 8B").attention_of(0).rope  # whose makers mean that nothing is scaled
+    assert embedding is not None
+    assert embedding.attention_factor == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +106,11 @@ def test_what_is_special_about_published_models():
             PUBLISHED["Gemma 2 2B"] | {"use_bidirectional_attention": True},
             "use_bidirectional_attention: True is not supported",
         ),
+        (PUBLISHED["Qwen2.5 7B Instruct"] | {"is_causal": False}, "is_causal: False is not supported"),
+        (
+            PUBLISHED["Gemma 3 1B"] | {"rope_scaling": {"type": "linear", "factor": 8.0}},
+            r"rope_scaling\.type: transformers does not see it",
+        ),
         (
             PUBLISHED["Phi-3 mini 4k"] | {"architectures": ["Phi3SmallForCausalLM"]},
             "architectures: 'Phi3SmallForCausalLM' is not supp",
@@ -109,6 +120,19 @@ def test_what_is_special_about_published_models():
 def test_what_is_not_computed_is_refused_by_name(raw, message):
     with pytest.raises(CheckpointError, match=rf"^config\.json: {message}"):
         from_hf(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("Llama 2 7B", {"max_sequence_length": 2048, "internal_version": "1", "is_causal": True}),
+        ("Qwen2.5 7B Instruct with YaRN, as its card says", {"rope_scaling": {"finetuned": True}}),
+    ],
+)
+def test_keys_of_published_files_that_change_nothing(name, change):
+    raw = PUBLISHED[name]
+    change = {key: raw[key] | value if isinstance(value, dict) else value for key, value in change.items()}
+    assert from_hf(raw | change) == from_hf(raw)
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,11 @@ def test_a_head_beside_a_tied_embedding_that_is_another_one_is_refused(tiny, tmp
         assert_refused(tmp_path, match)
 
 
+def test_a_directory_of_modelopt_is_refused_by_name(checkpoint):
+    (checkpoint / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    assert_refused(checkpoint, "hf_quant_config.json: weights that ModelOpt quantised are not supported")
+
+
 def test_a_path_that_is_no_checkpoint_directory_is_refused(tmp_path):
     assert_refused(tmp_path / "nowhere", "does not exist")
     (tmp_path / "file").write_text("")
