@@ -4,19 +4,23 @@ Nothing is lost: every character that a reader takes is either in an event or, u
 to be given back as text.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls.events import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart, ToolEvent
 
 
 class CallSink:
     """The events of one output: readers put in calls, the parser text."""
 
-    def __init__(self, tool_names: Collection[str] | None, *, whole_calls: bool) -> None:
+    def __init__(
+        self, tool_names: Collection[str] | None, *, whole_calls: bool, schemas: Mapping[str, Schema] | None = None
+    ) -> None:
         """`tool_names`: a call of another tool is none; None: any name is taken. `whole_calls`: a call becomes events
-        once all of it is there, so that one that breaks off is text.
+        once all of it is there, so that one that breaks off is text. `schemas`: of arguments, by the names of tools.
         """
         self._tool_names = tool_names
+        self._schemas = schemas or {}
         self._whole_calls = whole_calls
         self._events: list[ToolEvent] = []
         self._calls = 0  # that have begun
@@ -31,6 +35,10 @@ class CallSink:
     def accepts(self, name: str) -> bool:
         """Whether there is a tool of this name."""
         return self._tool_names is None or name in self._tool_names
+
+    def schema(self, name: str) -> Schema:
+        """Of the arguments of a tool; empty where nothing is known."""
+        return self._schemas.get(name, {})
 
     # --- Called by readers
 

@@ -30,6 +30,12 @@ def keyword_arguments(text: str) -> str:
         raise Malformed(len(text)) from error
 
 
+def python_value(text: str) -> Any:
+    """The one value that stands in the text, as JSON or as Python writes it. Raises Malformed for anything else."""
+    reader = _Reader(text)
+    return reader.only_value()
+
+
 class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
@@ -45,6 +51,12 @@ class _Reader:
             found[key] = self._value(0)
             if self._at < len(self._text) and not self._skip(","):
                 self._fail()
+        return found
+
+    def only_value(self) -> Any:
+        found = self._value(0)
+        if self._at < len(self._text):
+            self._fail()
         return found
 
     def _value(self, depth: int) -> Any:

@@ -5,8 +5,9 @@ The events do not depend on how the text was cut into pieces, but for how many p
     text ─▶ ReasoningParser ─▶ (text behind the thoughts) ─▶ ToolCallParser ─▶ events
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
+from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls.call_sink import CallSink
 from jaxctx.model.text.tool_calls.events import OutputEvent, ReasoningDelta, TextDelta, ToolEvent
 from jaxctx.model.text.tool_calls.json_scanner import Malformed
@@ -24,16 +25,18 @@ class ToolCallParser:
         is_bare: bool = False,
         tool_names: Collection[str] | None = None,
         whole_calls: bool = False,
+        schemas: Mapping[str, Schema] | None = None,
     ) -> None:
         """`opening`: the mark before calls; with `is_bare` an object at the start of the output is a call without it.
 
         `tool_names`: a call of another tool is text; None: any name is taken. `whole_calls`: give a call only once all
-        of it is there, and one that breaks off as text; else its arguments come as they are written.
+        of it is there, and one that breaks off as text; else its arguments come as they are written. `schemas`: of
+        arguments, by the names of tools.
         """
         self._opening = opening
         self._make_reader = make_reader
         self._may_be_bare = is_bare
-        self._sink = CallSink(tool_names, whole_calls=whole_calls)
+        self._sink = CallSink(tool_names, whole_calls=whole_calls, schemas=schemas)
         self._reader: Reader | None = None
         self._held = ""  # may begin the opening mark
 
