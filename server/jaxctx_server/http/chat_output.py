@@ -94,8 +94,8 @@ class ChatFormats:
             generate.ClearField("output_format")
         has_format = generate.HasField("output_format")
         formats = replace(self, reasoning=None) if has_format else self
-        if use.is_allowed or formats.reasoning is not None:
-            generate.include_special_tokens = bool(self.special_markers)
+        if use.is_allowed or formats.reasoning is not None:  # also where the request itself asks for them
+            generate.include_special_tokens |= bool(self.special_markers)
         if formats.tool_calls is None or not use.is_allowed:
             return formats
         schema = json_schema_of(generate.output_format) if has_format else None

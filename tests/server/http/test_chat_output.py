@@ -108,6 +108,13 @@ async def test_special_tokens_are_shown_where_they_are_marks() -> None:
     assert not (await prepared(ToolUse(tools=[TOOL]))).include_special_tokens
 
 
+@pytest.mark.parametrize("special", [{}, {"<tool_call>": 5}])
+async def test_special_tokens_that_a_request_asks_for_are_shown(special: dict[str, int]) -> None:
+    known = formats(reasoning=True, special=special)
+    for use in (ToolUse(), ToolUse(tools=[TOOL])):
+        assert (await prepared(use, known, include_special_tokens=True)).include_special_tokens
+
+
 async def test_a_model_whose_calls_nobody_knows() -> None:
     unknown = ChatFormats(None, None, {})
     with pytest.raises(InvalidArgument) as raised:
