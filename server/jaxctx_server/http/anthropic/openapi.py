@@ -1,6 +1,7 @@
 """The description of the paths of the Anthropic API."""
 
 from jaxctx_server.http.anthropic.errors import KNOWN_TYPES
+from jaxctx_server.http.anthropic.request import THINKING_OF_KIND
 from jaxctx_server.http.api_description import (
     ApiDescription,
     Json,
@@ -23,7 +24,7 @@ PROMPT: dict[str, Json] = {
     "tools": nullable({"type": "array", "maxItems": 128, "items": schema_ref("AnthropicTool")}),
     "tool_choice": nullable(schema_ref("AnthropicToolChoice")),
     "thinking": nullable(
-        {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["enabled", "adaptive", "disabled"]}}}
+        {"type": "object", "required": ["type"], "properties": {"type": {"enum": list(THINKING_OF_KIND)}}}
     ),
     "cache_salt": nullable({"type": "string", "maxLength": 256}),
 }
