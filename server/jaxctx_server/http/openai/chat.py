@@ -18,7 +18,7 @@ from jaxctx_server.http.generation import PromptScoring
 from jaxctx_server.http.openai.answer import answer
 from jaxctx_server.http.openai.chat_messages import parse_messages as parse_chat_messages
 from jaxctx_server.http.openai.chat_output import ChatOutput, ChatOutputOptions
-from jaxctx_server.http.openai.fields import UNSUPPORTED_IN_CHAT
+from jaxctx_server.http.openai.fields import EFFORTS, UNSUPPORTED_IN_CHAT
 from jaxctx_server.http.openai.outputs import AnswerForm, Prompt, check_length
 from jaxctx_server.http.openai.prompt_logprobs import prompt_logprobs
 from jaxctx_server.http.openai.request import (
@@ -38,7 +38,6 @@ from jaxctx_server.http.token_pieces import TokenPieces
 
 Json = dict[str, Any]
 CHAT = AnswerForm("chat.completion", "chat.completion.chunk", "chatcmpl-")
-REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 async def chat_completions(call: HttpCall) -> Response:
@@ -174,6 +173,6 @@ def parse_template_arguments(fields: Mapping[str, Any]) -> Json:
     effort = fields.get("reasoning_effort")
     if effort is None:
         return given
-    if effort not in REASONING_EFFORTS:
-        raise InvalidArgument.field("reasoning_effort", "must be one of " + ", ".join(REASONING_EFFORTS))
+    if effort not in EFFORTS:
+        raise InvalidArgument.field("reasoning_effort", "must be one of " + ", ".join(EFFORTS))
     return {"reasoning_effort": effort, "enable_thinking": effort != "none", **given}

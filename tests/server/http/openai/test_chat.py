@@ -10,6 +10,8 @@ import pytest
 
 import jaxctx
 from jaxctx_server.http.openai.chat import parse_chat
+from jaxctx_server.http.openai.fields import EFFORTS
+from jaxctx_server.http.openai.responses.request import read_fields
 from tests.server.http.client import HttpClient
 from tests.server.http.openai.harness import GREEDY, completed_alone
 
@@ -98,9 +100,23 @@ def test_the_effort_of_thinking_is_a_variable_of_the_template() -> None:
             {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
             '{"reasoning_effort":"high","enable_thinking":false}',
         ),
+        ({"reasoning_effort": "max"}, '{"reasoning_effort":"max","enable_thinking":true}'),
     ):
         asked = parse_chat(json.dumps({"messages": messages, **fields}).encode())
         assert asked.messages.template_arguments == expected
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_chat_and_responses_take_the_same_efforts(effort: str) -> None:
+    assert parse_chat(json.dumps({"messages": [], "reasoning_effort": effort}).encode()).messages.template_arguments
+    assert read_fields({"input": "x", "reasoning": {"effort": effort}}).effort == effort
+
+
+@pytest.mark.parametrize("tier", ["auto", "default", "flex", "priority", "fast", "scale"])
+@pytest.mark.parametrize("verbosity", ["low", "medium", "high"])
+def test_what_changes_no_answer(tier: str, verbosity: str) -> None:
+    asked = {"messages": [], "service_tier": tier, "verbosity": verbosity, "prompt_cache_retention": "24h"}
+    assert parse_chat(json.dumps(asked).encode()).shared.unknown_fields == ()
 
 
 @pytest.mark.parametrize(

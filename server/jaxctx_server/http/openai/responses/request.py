@@ -8,7 +8,7 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import written_tightly
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
 from jaxctx_server.http.errors import json_text
-from jaxctx_server.http.openai.fields import SAMPLING_FIELDS
+from jaxctx_server.http.openai.fields import EFFORTS, SAMPLING_FIELDS, VERBOSITIES
 from jaxctx_server.http.openai.request import (
     MAX_TOP_LOGPROBS,
     check_asks_for_nothing,
@@ -39,8 +39,6 @@ INCLUDABLE = frozenset(  # all but log probabilities are of items that are whole
         "reasoning.encrypted_content",
     )
 )
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-VERBOSITIES = ("low", "medium", "high")
 CREATE_FIELDS: Mapping[str, str] = {"model": "model_id", "cache_salt": "salt"}
 GENERATE_FIELDS: Mapping[str, str] = {
     "max_output_tokens": "max_tokens",
