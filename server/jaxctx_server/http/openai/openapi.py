@@ -1,5 +1,6 @@
 """The description of completions and chat."""
 
+from jaxctx_server.chat_input import MAX_MESSAGES
 from jaxctx_server.http.api_description import (
     ApiDescription,
     Json,
@@ -393,7 +394,7 @@ def chat_schemas() -> dict[str, Json]:
                     "type": "array",
                     "items": schema_ref("ChatCompletionMessage"),
                     "minItems": 1,
-                    "maxItems": 1024,
+                    "maxItems": MAX_MESSAGES,
                 },
                 "logprobs": TRUTH,
                 "top_logprobs": whole(0, MAX_TOP_LOGPROBS),

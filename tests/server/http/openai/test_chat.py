@@ -9,6 +9,7 @@ import openai
 import pytest
 
 import jaxctx
+from jaxctx_server.chat_input import MAX_MESSAGES
 from jaxctx_server.http.openai.chat import parse_chat
 from jaxctx_server.http.openai.fields import EFFORTS
 from jaxctx_server.http.openai.responses.request import read_fields
@@ -134,7 +135,7 @@ def test_what_changes_no_answer(tier: str, verbosity: str) -> None:
         ([{"role": "user", "content": "x", "name": "x" * 257}], "messages[0].name"),
         ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
         ([{"role": "tool", "content": "x", "tool_call_id": 1}], "messages[0].tool_call_id"),
-        ([{"role": "user", "content": "x"}] * 1025, "messages"),
+        ([{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1), "messages"),
     ],
 )
 async def test_messages_that_are_refused(web: HttpClient, messages: Any, field: str) -> None:

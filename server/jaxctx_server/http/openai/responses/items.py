@@ -10,10 +10,11 @@ from typing import Any
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.content_pb2 import ChatMessage, ToolCall
+from jaxctx_server.chat_input import MAX_MESSAGES
 from jaxctx_server.http.openai.responses.namespaces import full_name
 
 Json = dict[str, Any]
-MAX_INPUT_ITEMS = 1024
+MAX_INPUT_ITEMS = MAX_MESSAGES  # each is a message, or a part of one
 INPUT_ROLES = ("user", "system", "developer", "assistant")
 TEMPLATE_ROLES = {"developer": "system"}  # that chat templates know by another name
 
