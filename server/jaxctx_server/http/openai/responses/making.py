@@ -54,8 +54,9 @@ async def response_events(
 ) -> AsyncGenerator[Json, None]:
     """The events of a response; the last one has it whole, and comes when it is stored. Raises JaxctxError.
 
-    The first event comes with the first part of the output, so that an error before it has a status of its own. An
-    error behind it is raised after the event `response.failed`.
+    The first events come with the first part of the output, so that an error before it has a status of its own; those
+    of a response that generates nothing come when it is stored. An error behind them is raised after the event
+    `response.failed`.
     """
     try:
         made = await begin_response(call, request, use)
@@ -69,11 +70,14 @@ async def response_events(
                 async for events in parts:
                     if not has_begun:
                         has_begun = True
-                        for kind in ("created", "in_progress"):
-                            yield {"type": f"response.{kind}", "response": made.object() | BEGUN}
+                        for event in first_events(made):
+                            yield event
                     for event in events:
                         yield event
             await store_response(call, made)
+        if not has_begun:
+            for event in first_events(made):
+                yield event
         yield {"type": f"response.{made.status}", "response": made.object()}
     except JaxctxError as error:
         made.error = lost_base(error, request) or renamed(error, request.field_names)
@@ -83,6 +87,12 @@ async def response_events(
     finally:
         if made.generation.context_ids:
             call.frontend.run_in_background(close_contexts(call, made.generation.context_ids))
+
+
+def first_events(made: ResponseRun) -> list[Json]:
+    """The events with which every response begins."""
+    begun = made.object() | BEGUN
+    return [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
 
 
 async def output_events(call: HttpCall, made: ResponseRun) -> AsyncGenerator[list[Json], None]:
@@ -145,7 +155,10 @@ async def begin_conversation(
 
 
 async def begin_response(call: HttpCall, request: ResponsesRequest, use: ContextUse | None = None) -> ResponseRun:
-    """Find what the response continues, and what has to be filled. Raises NotFound, InvalidArgument."""
+    """Find what the response continues, and what has to be filled.
+
+    Raises NotFound, InvalidArgument, and ResourceExhausted (QUOTA) if it could not be stored.
+    """
     base, conversation = await begin_conversation(call, request)
     if base is not None and not request.create.model_id:
         request.create.model_id = base.model_id
@@ -155,8 +168,9 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
         source, new_messages = OpenedFrom(base.state.name, base.state.version), chat_messages(request.items)
     if not new_messages:
         raise InvalidArgument.field("input", "must have at least one item")
-    if request.store or request.conversation_id is not None:
-        await check_document(call, conversation.document(), "input")  # before anything is computed for it
+    if request.store or request.conversation_id is not None:  # before anything is computed for it
+        await check_document(call, conversation.document(), "input")
+        await call.services.snapshot_room.check(call.caller, new_versions(request, base))
     if use is not None and use.base is not None:
         request.create.model_id = use.base.model_id
     model = await call.unary(call.services.models.get_model, GetModelRequest(model_id=request.create.model_id))
@@ -185,6 +199,16 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
         response_id=new_response_id(created_at),
         created_at=created_at,
     )
+
+
+def new_versions(request: ResponsesRequest, base: StoredConversation | None) -> int:
+    """How many versions of snapshots more there are when the response is stored (`store_response`)."""
+    is_in_conversation = request.conversation_id is not None
+    of_response = 1 if request.store else 0
+    if request.background and is_in_conversation:
+        of_response = 2  # as it has begun, too
+    replaces_another = base is not None and base.state.version >= MAX_VERSIONS
+    return of_response + (1 if is_in_conversation and not replaces_another else 0)
 
 
 def prompt_messages(request: ResponsesRequest, conversation: Conversation, new: list[ChatMessage]) -> ChatMessages:

@@ -148,7 +148,7 @@ def read_fields(fields: Json) -> ResponsesRequest:
         comparison_response_id=optional_text(object_of(fields, "prompt_cache_options"), "comparison_response_id"),
         tells_logprobs=tells_logprobs,
         effort=parse_effort(fields),
-        generates=parse_truth("generate", fields.get("generate", True)),
+        generates=parse_truth("generate", fields.get("generate", True)) and not only_prewarms(fields),
         store=store,
         background=background,
         stream=parse_truth("stream", fields.get("stream", False)),
@@ -267,6 +267,12 @@ def set_logprobs(fields: Mapping[str, Any], generate: GenerateRequest) -> bool:
     top = parse_count("top_logprobs", fields.get("top_logprobs", 0), MAX_TOP_LOGPROBS)
     generate.logprobs, generate.top_logprobs = LOGPROBS in included or top > 0, top
     return generate.logprobs
+
+
+def only_prewarms(fields: Mapping[str, Any]) -> bool:
+    """Whether the prompt is only computed for later requests. Raises InvalidArgument naming the field."""
+    prewarm = object_of(fields, "prompt_cache_options").get("prewarm")
+    return False if prewarm is None else parse_truth("prompt_cache_options.prewarm", prewarm)
 
 
 def parse_effort(fields: Mapping[str, Any]) -> str | None:
