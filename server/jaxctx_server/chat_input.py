@@ -5,7 +5,8 @@ is parsed here, strictly: what no JSON text can hold (NaN, numbers beyond a doub
 `MAX_DEPTH` objects inside each other are refused, with the path of the field.
 
 Arguments of calls were written by a model, which may be cut off or write something else than an object. A conversation
-with such a call can go on: a template that takes arguments as a text has what the model wrote, any other an empty object.
+with such a call can go on: a template that takes arguments as a text has what the model wrote, any other an empty
+object.
 """
 
 import json

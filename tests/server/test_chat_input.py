@@ -89,7 +89,7 @@ def test_arguments_that_no_json_text_can_hold(arguments: str) -> None:
 
 @pytest.mark.parametrize("arguments", ["[1]", "7", '"text"', "null", "{", '{"city": "Bo', '{"a": 1} x', "see above"])
 def test_arguments_that_are_no_object(arguments: str) -> None:
-    """A model was cut off, or wrote something else: the conversation goes on, with all of it that the template takes."""
+    """A model was cut off, or wrote something else: the conversation goes on, with what the template takes of it."""
     chat = ChatMessages(messages=[*USER, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": arguments}]}])
     for template, expected in ((TEXT_TEMPLATE, arguments), (TEMPLATE, {})):
         (_, message) = template_messages(chat, template)

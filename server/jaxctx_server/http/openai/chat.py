@@ -83,6 +83,7 @@ class ChatRequest:
         use, generate = self.tools.use, self.shared.generate
         asks_for_format = generate.HasField("output_format")
         formats = await formats.prepare(generate, use)
+        self.shared = replace(self.shared, looser_format=formats.looser_format)
         if generate.HasField("output_format") and (use.demands_call or not asks_for_format):  # a grammar of the tools
             tools = self.shared.field_names.get("tools", "tools")
             self.shared = replace(self.shared, field_names={**self.shared.field_names, "output_format": tools})

@@ -181,6 +181,7 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
         source=source,
         fill=FillRequest(messages=prompt_messages(request, conversation, new_messages)),
         generate=request.generate if request.generates else None,
+        looser_format=formats.looser_format,
         keep=True,
     )
     created_at = int(call.frontend.wall_time())

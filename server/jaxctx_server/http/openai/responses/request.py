@@ -298,7 +298,8 @@ def set_output_format(fields: Mapping[str, Any], generate: GenerateRequest) -> N
         case "json_schema":
             if not isinstance(wanted.get("schema"), dict):
                 raise InvalidArgument.field("text.format.schema", "must be a JSON schema")
-            generate.output_format.json_schema = json_text(written_tightly(wanted["schema"]))
+            schema = written_tightly(wanted["schema"], is_strict=wanted.get("strict") is True)
+            generate.output_format.json_schema = json_text(schema)
         case _:
             raise InvalidArgument.field("text.format.type", "must be text, json_object or json_schema")
 
