@@ -27,6 +27,7 @@ from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.generation import Generation, OpenedFrom, close_contexts, run
 from jaxctx_server.http.openai.responses.diagnosis import diagnose
 from jaxctx_server.http.openai.responses.items import chat_messages
+from jaxctx_server.http.openai.responses.output import OutputBuilder
 from jaxctx_server.http.openai.responses.progress import is_begun, response_resource
 from jaxctx_server.http.openai.responses.record import (
     CONVERSATION_PREFIX,
@@ -37,8 +38,10 @@ from jaxctx_server.http.openai.responses.record import (
     load_conversation,
     new_response_id,
     not_found,
+    output_item_ids,
     state_document,
 )
+from jaxctx_server.http.openai.responses.references import resolved
 from jaxctx_server.http.openai.responses.replay import BEGUN
 from jaxctx_server.http.openai.responses.request import ResponsesRequest
 from jaxctx_server.http.openai.responses.response_run import ResponseRun
@@ -120,8 +123,10 @@ def end_output(call: HttpCall, made: ResponseRun) -> list[Json]:
 
 
 def lost_base(error: JaxctxError, request: ResponsesRequest) -> JaxctxError | None:
-    """The error for a response or a conversation that ended between being read and being opened. None: another one."""
-    if error.reason != "SNAPSHOT_NOT_FOUND":
+    """The error for a response or a conversation that ended between being read and being opened. None: another one, as
+    of an item that an input refers to.
+    """
+    if error.reason != "SNAPSHOT_NOT_FOUND" or any(each.field.startswith("input[") for each in error.violations):
         return None
     if request.previous_response_id is not None:
         return not_found(request.previous_response_id, "previous_response_id", error.reason)
@@ -143,13 +148,16 @@ def parts_of(call: HttpCall, made: ResponseRun) -> AsyncGenerator[GenerateRespon
 async def begin_conversation(
     call: HttpCall, request: ResponsesRequest
 ) -> tuple[StoredConversation | None, Conversation]:
-    """What the response continues (None: nothing), and the conversation up to the end of its input. Raises NotFound."""
+    """What the response continues (None: nothing), and the conversation up to the end of its input.
+
+    Raises NotFound, and InvalidArgument for an input that refers to too much.
+    """
     base = await find_base(call, request)
     before = base.conversation if base is not None else Conversation(instructions=None, tools=(), items=())
     conversation = Conversation(
         instructions=before.instructions if request.instructions is None else request.instructions,
         tools=before.tools if request.tools is None else request.tools,
-        items=[*before.items, *request.items],
+        items=[*before.items, *await resolved(call, request.items, before.items)],
     )
     return base, conversation
 
@@ -165,7 +173,8 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
     if base is None or changes_the_beginning(base, conversation, request.create.model_id):
         source, new_messages = None, whole_conversation(conversation)
     else:
-        source, new_messages = OpenedFrom(base.state.name, base.state.version), chat_messages(request.items)
+        new_items = conversation.items[len(base.conversation.items) :]
+        source, new_messages = OpenedFrom(base.state.name, base.state.version), chat_messages(new_items)
     if not new_messages:
         raise InvalidArgument.field("input", "must have at least one item")
     if request.store or request.conversation_id is not None:  # before anything is computed for it
@@ -185,6 +194,7 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
         keep=True,
     )
     created_at = int(call.frontend.wall_time())
+    response_id = new_response_id(created_at)
     if use is not None:
         await use.prepare(call, model.model, generation)
     return ResponseRun(
@@ -197,8 +207,9 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
         kept_context=use,
         parser=formats.parser(tools),
         pieces=TokenPieces(call, model.model.model_id, model.model.model_revision),
-        response_id=new_response_id(created_at),
+        response_id=response_id,
         created_at=created_at,
+        output=OutputBuilder(output_item_ids(response_id)),
     )
 
 

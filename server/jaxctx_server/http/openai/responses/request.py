@@ -81,7 +81,7 @@ class ResponsesRequest:
     """What a request asks for."""
 
     fields: Json  # as they were sent; those that are null are as if they were not there
-    items: Sequence[Json]  # of the input
+    items: Sequence[Json]  # of the input, references among them
     instructions: str | None
     tools: Sequence[str] | None  # JSON texts as the chat template reads them; None: not said
     previous_response_id: str | None
@@ -139,7 +139,7 @@ def read_fields(fields: Json) -> ResponsesRequest:
         raise InvalidArgument.field("store", "must not be false with background: its state is where it is found")
     return ResponsesRequest(
         fields=fields,
-        items=parse_input(fields.get("input")),
+        items=parse_input(fields.get("input"), may_refer=True),
         instructions=optional_text(fields, "instructions"),
         tools=parse_tools(fields["tools"]) if "tools" in fields else None,
         previous_response_id=previous,

@@ -19,6 +19,8 @@ from jaxctx_server.http.openai.responses.record import (
     StoredConversation,
     creation_time,
     new_response_id,
+    output_item_ids,
+    response_of_item,
     state_document,
 )
 from jaxctx_server.http.server import HttpServer, bind_tcp
@@ -44,6 +46,17 @@ def test_an_id_tells_when_it_was_made() -> None:
 @pytest.mark.parametrize("text", ["", "resp_", "resp_1", "conv_" + "0" * 40, "resp_" + "x" * 40, "resp_" + "0" * 41])
 def test_what_is_no_such_id(text: str) -> None:
     assert creation_time(text) is None
+
+
+def test_an_item_of_an_output_says_whose_it_is() -> None:
+    response_id = new_response_id(1_700_000_000)
+    make_id = output_item_ids(response_id)
+    made = [make_id(prefix) for prefix in ("rs", "msg", "fc", "fc")]
+    assert len(set(made)) == 4
+    assert [each.partition("_")[0] for each in made] == ["rs", "msg", "fc", "fc"]
+    assert {response_of_item(each) for each in made} == {response_id}
+    for other in ("", "msg", "msg_" + "0" * 32, made[0] + "0", made[0].upper(), made[0].removeprefix("rs"), response_id):
+        assert response_of_item(other) is None
 
 
 def test_the_input_is_what_stands_before_the_output() -> None:
