@@ -88,7 +88,8 @@ class TestFound:
             first = await api.responses.create(model="fake", input=[said("?")], tools=tools)
             assert [item.type for item in first.output] == ["reasoning", "function_call"]
             assert len(set(ids_of(first))) == 2
-            output: Any = {"type": "function_call_output", "call_id": first.output[1].call_id, "output": "4"}  # type: ignore[union-attr]
+            made: Any = first.output[1]
+            output: Any = {"type": "function_call_output", "call_id": made.call_id, "output": "4"}
             history = [said("?"), *map(reference, ids_of(first)), output]
             second = await api.responses.create(model="fake", input=history, tools=tools)
             items: Any = (await api.responses.input_items.list(second.id, order="asc")).data
