@@ -84,15 +84,21 @@ class SnapshotStore:
         """How many versions there are, of all tenants, expired ones that are not removed yet included."""
         return sum(len(entry.versions) for _, _, entry in self._index.all())
 
-    def usage(self, tenant: str, saving: Iterable[SnapshotVersion] = ()) -> tuple[int, int]:
+    def usage(
+        self, tenant: str, saving: Iterable[SnapshotVersion] = (), dropped: Iterable[SnapshotVersion] = ()
+    ) -> tuple[int, int]:
         """How many versions the tenant has, and the bytes of their pages and attachments.
 
         `saving` are versions that are being saved; they count unless they are there already, by their `saving` field.
+        `dropped` are those that a save drops (`dropped_by`); they do not count.
         """
         now = self._clock()
+        gone = {edits.key_of(version) for version in dropped}
         versions: builtins.list[SnapshotVersion] = []
         for entry in self._index.names(tenant).values():
             versions += entry.live(now)
+        if gone:
+            versions = [version for version in versions if edits.key_of(version) not in gone]
         known = {version.saving for version in versions}
         versions += [version for version in saving if version.tenant == tenant and version.saving not in known]
         return len(versions), sum(version.size_bytes + version.attachment_bytes for version in versions)
@@ -113,6 +119,14 @@ class SnapshotStore:
         edit = partial(edits.add_version, version=version, overwrite=overwrite, history=history)
         _, entry = self._change(version.tenant, version.name, edit)
         return entry.versions[-1]
+
+    def dropped_by(self, tenant: str, name: str, max_versions: int | None = None) -> Sequence[SnapshotVersion]:
+        """The versions that are dropped if one more of this name is saved now, with `max_versions` as in `put`; returns
+        at once.
+        """
+        limits = [limit for limit in (self._history, max_versions) if limit is not None]
+        live = self._index.entry(tenant, name).live(self._clock())
+        return live[: max(len(live) + 1 - min(limits), 0)] if limits else ()
 
     def check(self, tenant: str, name: str, overwrite: int | None = None) -> None:
         """Raise what `put` or `SnapshotWriter.finish` would raise now, before the work is done; returns at once."""

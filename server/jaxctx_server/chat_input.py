@@ -3,6 +3,10 @@
 A template reads arguments of tool calls, tools and further variables as objects; the contract has them as JSON text. It
 is parsed here, strictly: what no JSON text can hold (NaN, numbers beyond a double, lone surrogates) and more than
 `MAX_DEPTH` objects inside each other are refused, with the path of the field.
+
+Arguments of calls were written by a model, which may be cut off or write something else than an object. A conversation
+with such a call can go on: a template that takes arguments as a text has what the model wrote, any other an empty
+object.
 """
 
 import json
@@ -14,6 +18,7 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.chat import ChatTemplate, TemplateOptions
 from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages, ToolCall
 
+MAX_MESSAGES = 8192  # of a prompt: as many as the contract has
 MESSAGE_SIZE = 32  # characters that a message, a call or a tool costs beside its own
 MAX_DEPTH = 64  # of objects and lists inside each other
 Json = dict[str, Any]
@@ -23,16 +28,22 @@ class NotJson(ValueError):
     """A text is not the JSON that is wanted; the text of the error says why."""
 
 
-def template_messages(chat: ChatMessages, template_call_id: Callable[[str], str] = str) -> list[Json]:
-    """Messages as templates read them, with ids of calls as `template_call_id` makes them.
+def template_messages(
+    chat: ChatMessages, template: ChatTemplate, template_call_id: Callable[[str], str] = str
+) -> list[Json]:
+    """Messages as this template reads them, with ids of calls as `template_call_id` makes them.
 
-    Raises InvalidArgument naming the field of arguments that are no JSON object.
+    Raises InvalidArgument naming the field of arguments that no JSON text can hold, or that are too deep.
     """
     messages = enumerate(chat.messages)
-    return [template_message(f"messages.messages[{place}]", each, template_call_id) for place, each in messages]
+    return [
+        template_message(f"messages.messages[{place}]", each, template, template_call_id) for place, each in messages
+    ]
 
 
-def template_message(path: str, message: ChatMessage, template_call_id: Callable[[str], str]) -> Json:
+def template_message(
+    path: str, message: ChatMessage, template: ChatTemplate, template_call_id: Callable[[str], str]
+) -> Json:
     """One message. Keys beside `role` and `content` are there only if the message has something for them."""
     fields: Json = {"role": message.role, "content": message.content}
     if message.reasoning:
@@ -43,17 +54,36 @@ def template_message(path: str, message: ChatMessage, template_call_id: Callable
         fields["tool_call_id"] = template_call_id(message.tool_call_id)
     if message.tool_calls:
         fields["tool_calls"] = [
-            template_tool_call(f"{path}.tool_calls[{place}]", call, template_call_id)
+            template_tool_call(f"{path}.tool_calls[{place}]", call, template, template_call_id)
             for place, call in enumerate(message.tool_calls)
         ]
     return fields
 
 
-def template_tool_call(path: str, call: ToolCall, template_call_id: Callable[[str], str]) -> Json:
-    """A call, with its arguments as an object."""
-    arguments = parse_object(f"{path}.arguments", call.arguments) if call.arguments else {}
-    function = {"name": call.name, "arguments": arguments}
+def template_tool_call(
+    path: str, call: ToolCall, template: ChatTemplate, template_call_id: Callable[[str], str]
+) -> Json:
+    """A call, with its arguments as the template reads them."""
+    function = {"name": call.name, "arguments": call_arguments(f"{path}.arguments", call.arguments, template)}
     return {"id": template_call_id(call.id), "type": "function", "function": function}
+
+
+def call_arguments(path: str, text: str, template: ChatTemplate) -> Json | str:
+    """The arguments of a call as an object. What is none: its text, or an empty object if the template takes no text.
+
+    Raises InvalidArgument with the path for what no JSON text can hold, and for what is too deep.
+    """
+    if not text:
+        return {}
+    try:
+        value = parse_value(text)
+    except json.JSONDecodeError:
+        value = None  # it was cut, or is another text
+    except (ValueError, RecursionError) as error:
+        raise no_object(path, error) from error
+    if isinstance(value, dict):
+        return value
+    return text if template.takes_text_arguments else {}
 
 
 def template_options(chat: ChatMessages, template: ChatTemplate) -> TemplateOptions:
@@ -109,19 +139,30 @@ def parse_template_arguments(text: str, template: ChatTemplate) -> Json:
 def parse_object(path: str, text: str) -> Json:
     """The object that is written in JSON. Raises InvalidArgument with the path if it is none."""
     try:
-        value = json.loads(
-            text,
-            parse_constant=refuse_constant,
-            parse_float=finite_float,
-        )
-        check_depth(value)
-        if "\\u" in text:
-            check_surrogates(value)
+        value = parse_value(text)
     except (ValueError, RecursionError) as error:
-        reason = f": {error}" if isinstance(error, NotJson) else ""
-        raise InvalidArgument.field(path, f"must be a JSON object{reason}") from error
+        raise no_object(path, error) from error
     if not isinstance(value, dict):
         raise InvalidArgument.field(path, "must be a JSON object")
+    return value
+
+
+def no_object(path: str, error: Exception) -> InvalidArgument:
+    """The error for a text that is no JSON object, for this reason."""
+    reason = f": {error}" if isinstance(error, NotJson) else ""
+    return InvalidArgument.field(path, f"must be a JSON object{reason}")
+
+
+def parse_value(text: str) -> Any:
+    """The value that is written in JSON.
+
+    Raises JSONDecodeError for what is no JSON, NotJson for what no JSON text can hold and for what is too deep,
+    ValueError for a number that is too long, RecursionError for a text that is far too deep.
+    """
+    value = json.loads(text, parse_constant=refuse_constant, parse_float=finite_float)
+    check_depth(value)
+    if "\\u" in text:
+        check_surrogates(value)
     return value
 
 

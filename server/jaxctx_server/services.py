@@ -43,6 +43,7 @@ from jaxctx_server.service.models import LocalModelService
 from jaxctx_server.service.pipeline import CallPipeline
 from jaxctx_server.service.request_reader import RequestReader
 from jaxctx_server.service.sessions import LocalSessionService
+from jaxctx_server.service.snapshot_room import LocalSnapshotRoom, SnapshotRoom, UnknownSnapshotRoom
 from jaxctx_server.service.snapshots import LocalSnapshotService
 
 MAX_DEADLINE_S = 86400.0  # of a call without a deadline: no call waits for ever
@@ -64,6 +65,7 @@ class Services:
     sessions: SessionService
     admin: AdminService
     engines: EngineService
+    snapshot_room: SnapshotRoom  # is no service of the contract
 
     @classmethod
     def make(
@@ -92,6 +94,7 @@ class Services:
                 sessions=sessions,
                 admin=admin,
                 engines=registration,  # which says that this server is no router
+                snapshot_room=LocalSnapshotRoom(lifecycle),
             )
         planner = Planner(engines, clock)
         forwarder = Forwarder(lifecycle, engines, placements, planner)
@@ -104,6 +107,7 @@ class Services:
             sessions=sessions,
             admin=admin,
             engines=registration,
+            snapshot_room=UnknownSnapshotRoom(),
         )
 
 

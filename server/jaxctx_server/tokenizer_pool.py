@@ -178,7 +178,7 @@ class TokenizerPool:
             template,
             self._text.tokenizer,
             held,
-            template_messages(chat, self._template_call_id),
+            template_messages(chat, template, self._template_call_id),
             asks=asks_for_answer(chat),
             options=template_options(chat, template),
         )
@@ -199,7 +199,7 @@ class TokenizerPool:
 
     def _write_alone(self, template: ChatTemplate, chat: ChatMessages) -> str:
         """Messages as the template writes them into an empty context."""
-        messages = template_messages(chat, self._template_call_id)
+        messages = template_messages(chat, template, self._template_call_id)
         options = template_options(chat, template)
         return template.render(messages, add_generation_prompt=asks_for_answer(chat), options=options)
 

@@ -179,7 +179,9 @@ async def test_tools_and_calls_reach_the_template(text: ModelText, limits: Limit
     )
     rendered = await texts.render(chat)
     assert rendered.text == f"<f>[user u][assistant 1:f{value}][tool r1][assistant !"
-    chat.messages[1].tool_calls[0].arguments = "[" + " " * size
+    chat.messages[1].tool_calls[0].arguments = "[" + " " * size  # a template that looks for names has none
+    assert (await texts.render(chat)).text == "<f>[user u][assistant 1:f][tool r1][assistant !"
+    chat.messages[1].tool_calls[0].arguments = "[NaN]" + " " * size
     with pytest.raises(InvalidArgument) as raised:
         await texts.render(chat)
     assert raised.value.violations[0].field == "messages.messages[1].tool_calls[0].arguments"

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from jaxctx.engine.config import EngineConfig
 from jaxctx.errors import ResourceExhausted
 
-RETRY_S = 5.0  # after which contexts, snapshots or pins of the tenant may have ended
+RETRY_S = 5.0  # after which contexts or pins of the tenant may have ended
 HIDDEN = "\0"  # begins the tenant of what the engine holds for a tenant and does not show: snapshots, publications
 
 
@@ -40,12 +40,15 @@ class Quotas:
 
     def check_contexts(self, count: int) -> None:
         """Raises ResourceExhausted (QUOTA) if a tenant may not have so many contexts."""
-        _check("max_contexts_per_tenant", self._config.max_contexts_per_tenant, count)
+        _check("max_contexts_per_tenant", self._config.max_contexts_per_tenant, count, RETRY_S)
 
     def check_snapshots(self, count: int, size_bytes: int) -> None:
-        """Raises ResourceExhausted (QUOTA) if a tenant may not have so many versions, or bytes of their pages."""
-        _check("max_snapshots_per_tenant", self._config.max_snapshots_per_tenant, count)
-        _check("max_snapshot_bytes_per_tenant", self._config.max_snapshot_bytes_per_tenant, size_bytes)
+        """Raises ResourceExhausted (QUOTA) if a tenant may not have so many versions, or bytes of their pages.
+
+        Without a time after which to try again: snapshots are kept for days, or until the tenant deletes some.
+        """
+        _check("max_snapshots_per_tenant", self._config.max_snapshots_per_tenant, count, None)
+        _check("max_snapshot_bytes_per_tenant", self._config.max_snapshot_bytes_per_tenant, size_bytes, None)
 
     def pinned(self, tenant: str) -> int:
         """Pages that are charged to a tenant."""
@@ -69,7 +72,7 @@ class Quotas:
             del charges[holder]
 
 
-def _check(quota: str, limit: int | None, count: int) -> None:
+def _check(quota: str, limit: int | None, count: int, retry_after_s: float | None) -> None:
     if limit is not None and count > limit:
         message = f"{quota} is {limit}, and this would make {count}"
-        raise ResourceExhausted(message, reason="QUOTA", retry_after_s=RETRY_S)
+        raise ResourceExhausted(message, reason="QUOTA", retry_after_s=retry_after_s)

@@ -72,18 +72,27 @@ class SnapshotSaver:
             await self._loop.submit_request(partial(self._core.resume, caller, fork_of_context))
         version = await self._loop.call(self._contexts.describe_version, caller, request, fork_of_context, saving)
         self._under_way[saving] = version
-        await self._check_quota(caller)
+        await self._check_quota(caller, request)
         if request.durable:
             return await self._write(fork_of_context, version, request)
         return await self._put(fork_of_context, version, request, hidden)
 
-    async def _check_quota(self, caller: Caller) -> None:
-        """Raises ResourceExhausted (QUOTA) if the tenant's snapshots and saves under way are too many or too large."""
+    async def _check_quota(self, caller: Caller, request: SaveRequest) -> None:
+        """Raises ResourceExhausted (QUOTA) if the tenant's snapshots and saves under way are too many or too large.
+        What this save drops of its name does not count.
+        """
         known = [version for version in self._under_way.values() if version is not None]
+        dropped = self._store.dropped_by(caller.tenant, request.name, request.max_versions or None)
         # A tenant may have thousands of versions, which takes too long for the event loop. Of two saves that reach a
         # limit together the first is accepted: what counts is what was under way when the call began.
-        count, size_bytes = await asyncio.to_thread(self._store.usage, caller.tenant, known)
+        count, size_bytes = await asyncio.to_thread(self._store.usage, caller.tenant, known, dropped)
         self._quotas.check_snapshots(count, size_bytes)
+
+    async def check_room(self, caller: Caller, versions: int) -> None:
+        """Raises ResourceExhausted (QUOTA) if the tenant has no place for so many more versions, of at least a byte."""
+        known = [version for version in self._under_way.values() if version is not None]
+        count, size_bytes = await asyncio.to_thread(self._store.usage, caller.tenant, known)
+        self._quotas.check_snapshots(count + versions, size_bytes + versions)
 
     async def _put(
         self, fork: Context, version: SnapshotVersion, request: SaveRequest, hidden: list[Context]

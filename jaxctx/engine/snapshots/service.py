@@ -84,6 +84,9 @@ class SnapshotService:
     async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
         return snapshot_info(await self._saver.save(caller, request), latest=True)
 
+    async def check_room(self, caller: Caller, versions: int) -> None:
+        await self._saver.check_room(caller, versions)
+
     async def open(self, caller: Caller, request: OpenRequest) -> FillResult:
         return await self._opener.open(caller, request, take=False)
 

@@ -199,6 +199,24 @@ class ChatTemplate:
         return rest[len(end) :] or None
 
     @cached_property
+    def takes_text_arguments(self) -> bool:
+        """Whether arguments of a call may be a text instead of an object: such a text is in the prompt then.
+
+        Found by a made-up call. Some templates write such a text as it is, some as a JSON text, and some look for names
+        in it and fail.
+        """
+        call = {"id": CALL_ID, "type": "function", "function": {"name": ANSWER, "arguments": CUT}}
+        messages = [ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        try:
+            self.render(messages, add_generation_prompt=False)
+            written = self.render(messages, add_generation_prompt=False, options=TemplateOptions(tools=[]))
+        except TooMuchWork:
+            raise
+        except InvalidArgument:
+            return False
+        return CUT in written
+
+    @cached_property
     def frame(self) -> AnswerFrame | None:
         """What stands around an answer. None if the template does not show it: refuses a question and an answer, or
         writes them otherwise than they are said.

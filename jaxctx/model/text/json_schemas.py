@@ -4,13 +4,22 @@ JSON is written as models were trained to write it, with one space behind ":" an
 model cannot go on with white space. An object whose schema lists properties has no others, unless the schema says
 that it may: authors of schemas mean that, though the standard says otherwise, and a model that may invent names does
 not stop. What comes out is valid by the schema as it was given.
+
+llguidance follows most of the standard, and refuses a schema with anything else (`not`, `uniqueItems`, alternatives
+that overlap, …). Where nobody said that an output must match its schema (`strict`), what cannot be followed is left out
+of it instead: the output matches the rest.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 Schema = Mapping[str, Any]
-STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+STYLE: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Options of llguidance: leave out keywords and formats that it does not follow, and take oneOf for anyOf.
+LENIENT: dict[str, Any] = {"lenient": True, "coerce_one_of": True}
+# What llguidance's regular expressions do not have: looks around, references back, bounds of words and lines.
+UNREADABLE = re.compile(r"\(\?<?[=!]|\(\?P=|\\[1-9bBkAzZG]")
 # With one of these anywhere, an object may have to match several schemas, each of which lists properties of its own.
 COMBINING = frozenset(
     (
@@ -26,10 +35,41 @@ ONE_SCHEMA = ("items", "additionalProperties", "contains")
 MAX_DEPTH = 64  # of schemas in schemas; a schema that is deeper stays as it is
 
 
-def written_tightly(schema: Schema) -> dict[str, Any]:
-    """The schema with closed objects and one space between parts. Its own options for white space are kept."""
+def written_tightly(schema: Schema, *, is_strict: bool = True) -> dict[str, Any]:
+    """The schema with closed objects and one space between parts. Its own options for white space are kept. Unless it
+    is strict, what cannot be followed is left out.
+    """
     closed = closed_objects(schema)
-    return closed if "x-guidance" in closed else {**closed, "x-guidance": STYLE}
+    options = closed.get("x-guidance", STYLE)
+    if is_strict or not isinstance(options, dict):
+        return {**closed, "x-guidance": options}
+    return {**readable(closed), "x-guidance": {**options, **LENIENT}}
+
+
+def readable(schema: Schema) -> dict[str, Any]:
+    """The schema without regular expressions that llguidance cannot read; nor with what they say of properties."""
+    copy = dict(schema)
+    if is_unreadable(copy.get("pattern")):
+        del copy["pattern"]
+    by_pattern = copy.get("patternProperties")
+    if isinstance(by_pattern, dict) and any(map(is_unreadable, by_pattern)):
+        del copy["patternProperties"]
+        copy.pop("additionalProperties", None)  # which would refuse properties that a pattern allows
+    for name in SCHEMAS_BY_NAME:
+        if isinstance(copy.get(name), dict):
+            copy[name] = {key: readable(each) if isinstance(each, dict) else each for key, each in copy[name].items()}
+    for name in (*SCHEMA_LISTS, "allOf"):
+        if isinstance(copy.get(name), list):
+            copy[name] = [readable(each) if isinstance(each, dict) else each for each in copy[name]]
+    for name in ONE_SCHEMA:
+        if isinstance(copy.get(name), dict):
+            copy[name] = readable(copy[name])
+    return copy
+
+
+def is_unreadable(pattern: object) -> bool:
+    """Whether this is a regular expression that llguidance cannot read, as far as that is seen at once."""
+    return isinstance(pattern, str) and UNREADABLE.search(pattern) is not None
 
 
 def closed_objects(schema: Schema) -> dict[str, Any]:

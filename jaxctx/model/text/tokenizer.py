@@ -117,7 +117,7 @@ class Tokenizer:
         if entry is None:
             return b""
         if token in self._added_ids:
-            return entry.encode()
+            return (entry if self._is_byte_level else entry.replace(WORD_START, " ")).encode()
         if self._is_byte_level:
             return bytes(BYTE_OF_LETTER[letter] for letter in entry if letter in BYTE_OF_LETTER)
         if BYTE_ENTRY.fullmatch(entry):

@@ -76,6 +76,8 @@ class ChatFormats:
     tool_calls: ToolCallFormat | None
     reasoning: ReasoningFormat | None
     special_markers: dict[str, int]
+    looser_format: OutputFormat | None = None
+    """That of outputs which the engine cannot hold to the schemas of tools that are not strict; see `prepare`."""
 
     async def prepare(self, generate: GenerateRequest, use: ToolUse) -> "ChatFormats":
         """Change a request so that its outputs can be parsed, and are calls where they have to be. Returns the formats
@@ -83,6 +85,8 @@ class ChatFormats:
 
         A format that the request asks for is that of a text, from its first character on, so there are no thoughts.
         Where calls are free, they may stand in place of a JSON text; where one is demanded, there is no text.
+        A demanded call follows the schema of its tool. Should the engine refuse one of them, `looser_format` holds to
+        those of strict tools only: no other schema refuses a request.
         Raises InvalidArgument naming `tools` if the model's format of calls is not known, or `tool_choice`: also where
         a call is demanded beside a format that is not JSON.
         """
@@ -94,8 +98,8 @@ class ChatFormats:
             generate.ClearField("output_format")
         has_format = generate.HasField("output_format")
         formats = replace(self, reasoning=None) if has_format else self
-        if use.is_allowed or formats.reasoning is not None:
-            generate.include_special_tokens = bool(self.special_markers)
+        if use.is_allowed or formats.reasoning is not None:  # also where the request itself asks for them
+            generate.include_special_tokens |= bool(self.special_markers)
         if formats.tool_calls is None or not use.is_allowed:
             return formats
         schema = json_schema_of(generate.output_format) if has_format else None
@@ -104,14 +108,21 @@ class ChatFormats:
         if use.choice == "auto" and schema is None and not any(tool.is_strict for tool in use.tools):
             return formats
         if use.size + len(generate.output_format.json_schema) <= MAX_INLINE_TOOLS:
-            grammar = formats._grammar(formats.tool_calls, use, schema)
+            wanted, looser = formats._grammars(formats.tool_calls, use, schema)
         else:
-            grammar = await asyncio.to_thread(formats._grammar, formats.tool_calls, use, schema)
-        generate.output_format.CopyFrom(OutputFormat(grammar=grammar))
-        return formats
+            wanted, looser = await asyncio.to_thread(formats._grammars, formats.tool_calls, use, schema)
+        generate.output_format.CopyFrom(OutputFormat(grammar=wanted))
+        return formats if looser == wanted else replace(formats, looser_format=OutputFormat(grammar=looser))
 
-    def _grammar(self, tool_calls: ToolCallFormat, use: ToolUse, schema: Schema | None) -> str:
-        """The grammar that holds an output to calls of the tools, or to a text by the schema."""
+    def _grammars(self, tool_calls: ToolCallFormat, use: ToolUse, schema: Schema | None) -> tuple[str, str]:
+        """The grammar that holds an output to calls of the tools, or to a text by the schema; and one in which only
+        strict tools have their schemas.
+        """
+        wanted = self._grammar(tool_calls, use, schema, strict_only=False)
+        return wanted, self._grammar(tool_calls, use, schema, strict_only=True)
+
+    def _grammar(self, tool_calls: ToolCallFormat, use: ToolUse, schema: Schema | None, *, strict_only: bool) -> str:
+        """The grammar of outputs."""
         return tool_calls.grammar(
             [tool.chat_form for tool in use.tools],
             use.name if use.choice == "named" else use.choice,
@@ -119,6 +130,7 @@ class ChatFormats:
             special_ids=self.special_markers,
             reasoning=self.reasoning,
             text_schema=schema,
+            strict_only=strict_only,
         )
 
     def parser(self, use: ToolUse, *, is_continuation: bool = False) -> OutputParser:

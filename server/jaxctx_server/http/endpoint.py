@@ -21,7 +21,7 @@ from jaxctx_server.http.call import HttpCall, make_call
 from jaxctx_server.http.errors import OPENAI_ERRORS, ErrorForm
 from jaxctx_server.http.frontend import frontend_of
 from jaxctx_server.http.headers import check_headers
-from jaxctx_server.http.request_body import read_body
+from jaxctx_server.http.request_body import has_no_body, read_body
 from jaxctx_server.metrics.calls import HTTP
 from jaxctx_server.service.pipeline import Call, CallMetadata
 
@@ -40,13 +40,14 @@ def api_route(
     errors: ErrorForm = OPENAI_ERRORS,
     headers: Sequence[str] = (),
     operation: str | None = None,
+    reads_body: bool = True,
 ) -> Route:
     """A route of an API. `method` is the method of the contract that it stands for, "/jaxctx.v1.ContextService/Fill":
     the caller's key must allow that. `errors` is the form that errors have in this API. `headers` are those that the
     handler reads and that other paths refuse (see `headers.py`). `operation` is what traces call it (CHAT); None: what
-    they call the method.
+    they call the method. `reads_body` False: a POST needs no body here, and so no content type.
     """
-    return Route(path, Endpoint(handler, method, errors, headers, operation), methods=list(methods))
+    return Route(path, Endpoint(handler, method, errors, headers, operation, reads_body), methods=list(methods))
 
 
 class EventStream(Response):
@@ -123,6 +124,7 @@ class Endpoint:
     errors: ErrorForm
     headers: Sequence[str] = ()
     operation: str | None = None
+    reads_body: bool = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -132,7 +134,7 @@ class Endpoint:
         try:
             async with frontend.backend.pipeline.admit(call, transport_errors=(ClientDisconnect,)):
                 check_headers(request, self.headers)
-                body = await read_body(request) if request.method in METHODS_WITH_BODY else b""
+                body = await self._body(request)
                 async with ended_by_disconnect(receive):
                     response = await self.handler(make_call(request, body, frontend, call))
                     await response(scope, receive, sender)
@@ -141,6 +143,12 @@ class Endpoint:
         except JaxctxError as error:
             with suppress(ClientDisconnect):
                 await sender.refuse(error, scope, receive)
+
+    async def _body(self, request: Request) -> bytes:
+        """The body, empty for methods that have none. Raises HttpError."""
+        if request.method not in METHODS_WITH_BODY or (not self.reads_body and has_no_body(request)):
+            return b""
+        return await read_body(request)
 
 
 @asynccontextmanager

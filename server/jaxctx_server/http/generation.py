@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.duration_pb2 import Duration
 
-from jaxctx.errors import JaxctxError
+from jaxctx.errors import InvalidArgument, JaxctxError
 from jaxctx.v1.context_service_pb2 import (
     CloseContextRequest,
     CreateContextRequest,
@@ -32,11 +32,12 @@ from jaxctx.v1.context_service_pb2 import (
     UpdateContextRequest,
 )
 from jaxctx.v1.forward_pb2 import ForwardOutputParams
-from jaxctx.v1.generation_pb2 import TokenLogprob
+from jaxctx.v1.generation_pb2 import OutputFormat, TokenLogprob
 from jaxctx.v1.lifetime_pb2 import Ttl
 from jaxctx.v1.snapshot_service_pb2 import OpenRequest, OpenResponse
 from jaxctx_server.http.call import HttpCall
 
+GRAMMAR = "output_format.grammar"  # the field that an error names whose format cannot be followed
 SCORED_AT_ONCE = 256  # tokens of a prompt: as many as Forward tells about
 ABANDONED_TTL = Ttl(duration=Duration(seconds=60), sliding=True)  # of a context that nobody could close
 
@@ -118,6 +119,7 @@ class Generation:
     fill: FillRequest | None = None  # what is appended first; None: nothing
     generate: GenerateRequest | None = None  # None: only fill, which computes the prompt
     scoring: PromptScoring | None = None  # also score the prompt: a new context, and `fill` with tokens
+    looser_format: OutputFormat | None = None  # of outputs, if the engine cannot follow that of `generate`
     reads_prompt: bool = False  # find out the token ids of the prompt
     keep: bool = False  # leave the contexts to the caller, unless it ends with an error
 
@@ -259,10 +261,30 @@ async def generate(
     """Continue the prompt."""
     usage = generation.usage
     request.context_id = generation.context_id
-    async with aclosing(call.stream(call.services.contexts.generate, request)) as parts:
+    async with aclosing(formatted(call, request, generation.looser_format)) as parts:
         async for part in parts:
             generation.context_ids.add(part.context_id)
             usage.count(part, is_only_output=request.n <= 1)
+            yield part
+
+
+async def formatted(
+    call: HttpCall, request: GenerateRequest, looser_format: OutputFormat | None
+) -> AsyncGenerator[GenerateResponse, None]:
+    """The parts of the outputs, in the looser format (None: there is none) if the engine refuses the request's own."""
+    has_begun = False
+    try:
+        async with aclosing(call.stream(call.services.contexts.generate, request)) as parts:
+            async for part in parts:
+                has_begun = True
+                yield part
+        return
+    except InvalidArgument as error:
+        if has_begun or looser_format is None or all(each.field != GRAMMAR for each in error.violations):
+            raise
+    request.output_format.CopyFrom(looser_format)
+    async with aclosing(call.stream(call.services.contexts.generate, request)) as parts:
+        async for part in parts:
             yield part
 
 

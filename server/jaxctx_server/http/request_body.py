@@ -53,6 +53,18 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
+def has_no_body(request: Request) -> bool:
+    """Whether a request has no body, and says of none what it is; for paths that need none.
+
+    A page of any other site can have a browser send such a request without asking this server first. That tells where
+    it is from, and has no key: a header with a key can be sent only by pages that this server allows.
+    """
+    headers = request.headers
+    is_of_a_page = "origin" in headers and "authorization" not in headers
+    says_of_a_body = "content-type" in headers or "transfer-encoding" in headers
+    return not is_of_a_page and not says_of_a_body and headers.get("content-length", "0") == "0"
+
+
 def parse_json(data: bytes, *, max_values: int, max_parts: int) -> Any:
     """The value of a JSON text of up to `max_values` values, with up to `max_parts` texts, names, lists and objects.
 

@@ -18,7 +18,7 @@ from jaxctx_server.http.errors import json_text
 
 Json = dict[str, Any]
 ReadTool = Callable[[str, object], Json]  # of a field and its value: the tool in the form of chat
-MAX_TOOLS = 128
+MAX_TOOLS = 128  # of a prompt: as many as the contract has
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Tool:
         return {"type": "function", "function": self.function}
 
 
-def read_tools(field: str, value: object, read: ReadTool) -> list[Tool]:
+def read_tools(field: str, value: object, read: ReadTool, max_tools: int = MAX_TOOLS) -> list[Tool]:
     """The tools of a list. Raises InvalidArgument naming the field, or one within it."""
     if not isinstance(value, list):
         raise InvalidArgument.field(field, "must be a list of tools")
-    if len(value) > MAX_TOOLS:
-        raise InvalidArgument.field(field, f"must have up to {MAX_TOOLS} entries, not {len(value)}")
+    if len(value) > max_tools:
+        raise InvalidArgument.field(field, f"must have up to {max_tools} entries, not {len(value)}")
     return [make_tool(f"{field}[{place}]", tool, read) for place, tool in enumerate(value)]
 
 

@@ -2,8 +2,8 @@
 
 Reading a request holds up the event loop or, on another thread, the Python interpreter itself. So each caller has a
 budget: `SHARE` of the time, of which up to `BURST_S` may be taken at once. A caller who has used it up is not refused;
-its next request is read when the time has passed, and until then what is on its way stays with the sender. Small
-requests cost their caller nothing.
+its next request is read when the time has passed, and until then what is on its way stays with the sender. Large
+requests of a caller that have been received wait for each other. Small requests cost their caller nothing.
 
     bytes ─▶ [wait for the caller's budget ─▶ receive] ─▶ scan ─▶ parse ─▶ validate ─▶ the service
 """
@@ -11,7 +11,8 @@ requests cost their caller nothing.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -31,10 +32,10 @@ MAX_UNSCANNED_BYTES = 1 << 12  # so few cannot hold enough to be worth counting 
 MAX_INLINE_BYTES = 1 << 16  # read on the event loop, unless they have very many fields
 SHARE = 0.05  # of the time, for the large requests of one caller
 BURST_S = 2.0  # of which so much may be saved up: 0.1 s of work
-MAX_WAIT_S = 10.0  # for the caller's budget; a longer wait is refused
+MAX_WAIT_S = 10.0  # for the caller's other large requests, and for its budget; a longer wait is refused
 CONVERSION_FACTOR = 2  # times what reading a large request costs: converting it to plain data costs as much again
 RECEIVE_S_PER_BYTE = 1e-9  # what a byte costs until it has been received
-MAX_LARGE_REQUESTS = 4  # of one caller that have been received and not been read yet
+MAX_LARGE_BYTES = 64 << 20  # of one caller's large requests that have been received and not been read yet
 PAUSE_S = 5e-5  # between stretches of a scan on the thread, so that other threads get the interpreter
 ROUTER_CONTEXT_TOKENS = 1 << 17  # bound of a list on a router whose engines take shorter contexts, or are away
 MAX_IDLE_BUDGETS = 1024  # callers that are remembered though they owe nothing
@@ -66,7 +67,7 @@ class Budget:
     """Reading time of one caller."""
 
     free_at: float = 0.0  # when the caller has paid for all that it has used
-    large_requests: int = 0  # received and not read yet
+    large_bytes: int = 0  # of large requests that have been received and not been read yet
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by the large request that is being read
 
 
@@ -155,29 +156,57 @@ class RequestReader:
 
     async def _run_large(self, budget: Budget, size: int, work: Callable[[], T], *, patient: bool = False) -> T:
         """The result of work on the thread, after the caller's other large requests."""
-        if budget.large_requests >= MAX_LARGE_REQUESTS and not patient:
-            message = f"{MAX_LARGE_REQUESTS} large requests of this caller are being read"
+        if budget.large_bytes and budget.large_bytes + size > MAX_LARGE_BYTES and not patient:
+            message = f"{budget.large_bytes} bytes of large requests of this caller wait to be read"
             raise ResourceExhausted(message, reason="QUEUE_FULL", retry_after_s=1.0)
-        budget.large_requests += 1
+        budget.large_bytes += size
         try:
-            async with budget.turn:
-                await self._wait_for(budget, patient=patient)
-                return await self._run_on_thread(budget, size, work)
-        finally:
-            budget.large_requests -= 1
+            running = await self._begin_on_thread(budget, size, work, patient=patient)
+        except BaseException:
+            budget.large_bytes -= size
+            raise
+        return await asyncio.wrap_future(running)
 
-    async def _run_on_thread(self, budget: Budget, size: int, work: Callable[[], T]) -> T:
+    async def _begin_on_thread(self, budget: Budget, size: int, work: Callable[[], T], *, patient: bool) -> Future[T]:
+        """Begin work on the thread, once it is its turn. It ends (`_end_on_thread`) when the thread is done with it,
+        also where nobody waits for it any more: what the thread computes for a request that was cancelled is no gift.
+        """
+        await self._take_turn(budget, patient=patient)
         timed = TimedWork(work)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, timed.run)
-        finally:
-            self._charge(budget, size * RECEIVE_S_PER_BYTE + CONVERSION_FACTOR * timed.thread_s)
+            await self._wait_for(budget, patient=patient)
+            running = self._thread.submit(timed.run)
+        except BaseException:
+            budget.turn.release()
+            raise
+        loop = asyncio.get_running_loop()
+
+        def tell(_: Future[T]) -> None:  # on the thread; on the loop for work that was cancelled before it began
+            with suppress(RuntimeError):  # the loop is closed: nobody asks for anything any more
+                loop.call_soon_threadsafe(self._end_on_thread, budget, size, timed)
+
+        running.add_done_callback(tell)
+        return running
+
+    def _end_on_thread(self, budget: Budget, size: int, timed: "TimedWork[Any]") -> None:
+        """The thread is done with this work: it is paid for, and the next one has its turn."""
+        self._charge(budget, size * RECEIVE_S_PER_BYTE + CONVERSION_FACTOR * timed.thread_s)
+        budget.large_bytes -= size
+        budget.turn.release()
+
+    async def _take_turn(self, budget: Budget, *, patient: bool) -> None:
+        """Wait until no other large request of the caller is read. Raises ResourceExhausted if that takes too long."""
+        try:
+            async with asyncio.timeout(None if patient else MAX_WAIT_S):
+                await budget.turn.acquire()
+        except TimeoutError:
+            raise used_up(max(budget.free_at - self._clock(), 1.0)) from None
 
     def _budget(self, owner: Hashable) -> Budget:
         if len(self._budgets) > MAX_IDLE_BUDGETS:
             now = self._clock()
             self._budgets = {
-                each: budget for each, budget in self._budgets.items() if budget.free_at > now or budget.large_requests
+                each: budget for each, budget in self._budgets.items() if budget.free_at > now or budget.large_bytes
             }
         return self._budgets.setdefault(owner, Budget())
 
@@ -185,8 +214,7 @@ class RequestReader:
         """Wait until the caller may cost something again. Raises ResourceExhausted if that takes too long."""
         while (wait_s := budget.free_at - self._clock()) > 0:
             if wait_s > MAX_WAIT_S and not patient:
-                message = "large requests of this caller have used up its share of the time"
-                raise ResourceExhausted(message, reason="QUEUE_FULL", retry_after_s=wait_s)
+                raise used_up(wait_s)
             await asyncio.sleep(wait_s)
 
     def _charge(self, budget: Budget, cost_s: float) -> None:
@@ -207,6 +235,12 @@ class TimedWork(Generic[T]):
             return self._work()
         finally:
             self.thread_s = time.thread_time() - started
+
+
+def used_up(wait_s: float) -> ResourceExhausted:
+    """The error for a caller whose large requests take longer to read than it may wait."""
+    message = "large requests of this caller have used up its share of the time"
+    return ResourceExhausted(message, reason="QUEUE_FULL", retry_after_s=wait_s)
 
 
 def scan_parse_and_validate(kind: Descriptor, state: ServingState, data: bytes) -> Message:

@@ -309,6 +309,21 @@ def test_attachments_count_as_bytes_of_the_tenant_in_memory_and_durable():
     assert store.usage("t") == (1, 13)
 
 
+def test_what_a_save_drops_does_not_count():
+    for history, max_versions, dropped in ((None, None, []), (2, None, [1]), (None, 1, [1, 2]), (2, 1, [1, 2])):
+        store = open_store(MemoryObjects(), history=history)
+        for number in range(2):
+            store.put(described(size_bytes=10 + number, held=number), number or None)
+        store.put(described("b", size_bytes=5))
+        found = store.dropped_by("t", "a", max_versions)
+        assert [each.version for each in found] == dropped
+        count, size_bytes = store.usage("t", dropped=found)
+        assert (count, size_bytes) == (3 - len(dropped), 26 - sum(each.size_bytes for each in found))
+        assert store.dropped_by("t", "none", max_versions) == () == store.dropped_by("other", "a", max_versions)
+        store.put(described(size_bytes=12), 2, max_versions)
+        assert store.usage("t") == (count + 1, size_bytes + 12)
+
+
 def test_thousands_of_names_are_listed_by_prefix_page_by_page():
     store = open_store(MemoryObjects())
     for number in range(3000):

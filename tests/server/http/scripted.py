@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from jaxctx.engine.interface import Caller
-from jaxctx.errors import NotFound
+from jaxctx.errors import NotFound, ResourceExhausted
 from jaxctx.model.text.chat import ChatTemplate
 from jaxctx.model.text.tool_calls import REASONING_FORMATS, TOOL_CALL_FORMATS
 from jaxctx.types import (
@@ -52,6 +52,7 @@ class ScriptedEngine(FakeEngine):
         self.finish = finish
         self.requests: list[GenerateRequest] = []
         self.saved: dict[tuple[str, str], Saved] = {}
+        self.is_full = False  # a tenant's quota of snapshots is
 
     async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
         self.requests.append(request)
@@ -70,6 +71,10 @@ class ScriptedEngine(FakeEngine):
                 logprobs=[TokenLogprob(token_id=number, logprob=-1.0 - number)] if request.logprobs else [],
                 usage=replace(usage, completion_tokens=number + 1) if is_last or number == 0 else None,
             )
+
+    async def check_snapshot_room(self, caller: Caller, versions: int) -> None:
+        if self.is_full:
+            raise ResourceExhausted("max_snapshots_per_tenant is 0", reason="QUOTA")
 
     async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
         snapshot = replace(SNAPSHOT, name=request.name, version=1, expiry=None, labels={})

@@ -12,6 +12,7 @@ from jaxctx import errors
 from jaxctx.v1 import admin_service_pb2
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.auth import Key, Role
+from jaxctx_server.service import request_reader
 from jaxctx_server.services import Backend
 from tests.server.http.calls import call_of
 
@@ -80,7 +81,7 @@ async def test_a_body_of_any_size_is_parsed(backend: Backend, size: int) -> None
 async def test_who_sends_many_large_bodies_waits(backend: Backend) -> None:
     call = call_of(backend, body=b"x" * 100_000)
     budget = backend.pipeline._reader._budget(call.call.budget_owner)
-    budget.large_requests = 4
+    budget.large_bytes = request_reader.MAX_LARGE_BYTES
     with pytest.raises(errors.ResourceExhausted) as raised:
         await call.parse_body(len)
     assert raised.value.reason == "QUEUE_FULL"

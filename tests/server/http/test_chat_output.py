@@ -101,11 +101,35 @@ async def test_a_text_with_a_format_has_no_thoughts() -> None:
     assert await known.prepare(GenerateRequest(), ToolUse()) == known
 
 
+async def test_a_looser_format_holds_to_strict_tools_alone() -> None:
+    """For an engine that cannot follow the schemas of the others."""
+
+    async def looser(use: ToolUse, wanted: GenerateRequest) -> OutputFormat | None:
+        return (await formats().prepare(wanted, use)).looser_format
+
+    [bound] = stored_tools([TEXT.replace('"properties": {}', '"properties": {"a": {}}')])
+    [strict] = stored_tools([bound.text.replace('"name"', '"strict": true, "name"')])
+    wanted = GenerateRequest()
+    found = await looser(ToolUse(tools=[bound], choice="required"), wanted)
+    assert found is not None
+    assert ('"a"' in wanted.output_format.grammar, '"a"' in found.grammar) == (True, False)
+    assert await looser(ToolUse(tools=[strict], choice="required"), GenerateRequest()) is None
+    assert await looser(ToolUse(tools=[bound]), GenerateRequest()) is None  # which has no grammar
+    assert await looser(ToolUse(tools=[bound, strict]), GenerateRequest()) is None  # it holds to no other schema
+
+
 async def test_special_tokens_are_shown_where_they_are_marks() -> None:
     marked = formats(special={"<tool_call>": 5})
     assert (await prepared(ToolUse(tools=[TOOL]), marked)).include_special_tokens
     assert not (await prepared(ToolUse(), marked)).include_special_tokens
     assert not (await prepared(ToolUse(tools=[TOOL]))).include_special_tokens
+
+
+@pytest.mark.parametrize("special", [{}, {"<tool_call>": 5}])
+async def test_special_tokens_that_a_request_asks_for_are_shown(special: dict[str, int]) -> None:
+    known = formats(reasoning=True, special=special)
+    for use in (ToolUse(), ToolUse(tools=[TOOL])):
+        assert (await prepared(use, known, include_special_tokens=True)).include_special_tokens
 
 
 async def test_a_model_whose_calls_nobody_knows() -> None:
@@ -134,13 +158,13 @@ def test_thoughts_are_none_in_an_answer_that_had_begun() -> None:
 
 async def test_the_grammar_of_large_tools_is_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    write = ChatFormats._grammar
+    write = ChatFormats._grammars
 
-    def note(known: ChatFormats, *asked: Any) -> str:
+    def note(known: ChatFormats, *asked: Any) -> tuple[str, str]:
         threads.append(threading.current_thread().name)
         return write(known, *asked)
 
-    monkeypatch.setattr(ChatFormats, "_grammar", note)
+    monkeypatch.setattr(ChatFormats, "_grammars", note)
     [large] = stored_tools([TEXT.replace('"parameters"', f'"description": "{"x" * MAX_INLINE_TOOLS}", "parameters"')])
     for tool in (TOOL, large):
         assert (await prepared(ToolUse(tools=[tool], choice="required"))).output_format.grammar

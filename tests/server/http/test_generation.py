@@ -12,7 +12,7 @@ import jaxctx
 from jaxctx import errors
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import snapshot_service_pb2
-from jaxctx.v1.generation_pb2 import SamplingParams
+from jaxctx.v1.generation_pb2 import OutputFormat, SamplingParams
 from jaxctx_server.auth import LOCAL
 from jaxctx_server.http.call import HttpCall
 from jaxctx_server.http.generation import ForkOf, Generation, OpenedFrom, PromptScoring, run
@@ -112,6 +112,25 @@ async def test_a_part_of_a_snapshot_whose_end_was_computed_again(
     usage = generation.usage
     assert (usage.cached_tokens, usage.computed_tokens) == (cached, usage.prompt_tokens - cached)
     assert usage.reopened_tokens > 64  # what it did cost
+    await no_context_left(client)
+
+
+async def test_a_format_that_cannot_be_followed_gives_way_to_a_looser_one(
+    call: HttpCall, client: jaxctx.aio.Client
+) -> None:
+    def asking(grammar: str, looser: str | None) -> Generation:
+        generation = generation_of()
+        assert generation.generate is not None
+        generation.generate.output_format.grammar = grammar
+        generation.looser_format = None if looser is None else OutputFormat(grammar=looser)
+        return generation
+
+    assert await texts(call, asking('start: "ab"', 'start: "x"')) == ["ab"]
+    assert await texts(call, asking('start: %json {"type": "any"}', 'start: "x"')) == ["x"]
+    for looser in (None, "start: nothing"):
+        with pytest.raises(errors.InvalidArgument) as refused:
+            await texts(call, asking('start: %json {"type": "any"}', looser))
+        assert [each.field for each in refused.value.violations] == ["output_format.grammar"]
     await no_context_left(client)
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from jaxctx.errors import InvalidArgument
 from jaxctx_server.http import endpoint, request_body
-from jaxctx_server.http.request_body import MAX_BODY_BYTES, parse_json, read_body
+from jaxctx_server.http.request_body import MAX_BODY_BYTES, has_no_body, parse_json, read_body
 from tests.server.http.client import HttpClient
 
 
@@ -52,6 +52,29 @@ async def test_what_a_form_of_any_page_can_send(web: HttpClient, kind: str) -> N
 async def test_what_is_compressed(web: HttpClient) -> None:
     asked = await web("POST", "/v1/session", {"session_id": "x"}, headers={"content-encoding": "gzip"})
     assert asked.error == (415, "HTTP", None)
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_told"),
+    [
+        ({}, True),
+        ({"content-length": "0"}, True),
+        ({"content-length": "0", "content-type": "application/json"}, False),  # which is read as any body is
+        ({"content-length": "2"}, False),
+        ({"transfer-encoding": "chunked"}, False),
+        ({"content-length": "0", "content-type": "text/plain"}, False),
+        ({"origin": "https://elsewhere.example"}, False),
+        ({"origin": "null"}, False),
+        ({"origin": "https://page.example", "authorization": "Bearer none"}, True),
+    ],
+)
+def test_a_request_without_a_body(headers: dict[str, str], is_told: bool) -> None:
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert has_no_body(Request({"type": "http", "headers": encoded})) == is_told
+
+
+async def test_a_path_that_needs_a_body_is_told_what_it_is(web: HttpClient) -> None:
+    assert (await web("POST", "/v1/session")).error == (415, "HTTP", None)
 
 
 class TestJson:

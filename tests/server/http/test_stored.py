@@ -115,7 +115,7 @@ class TestBudget:
         await save_state(call, "a", "large", LARGE, FOR_EVER)
         budget = call.frontend.backend.pipeline._reader._budget(call.call.budget_owner)
         async with budget.turn:
-            budget.large_requests += request_reader.MAX_LARGE_REQUESTS
+            budget.large_bytes += request_reader.MAX_LARGE_BYTES
             yield call
 
     async def test_what_begins_is_refused(self, busy: HttpCall) -> None:
@@ -129,7 +129,7 @@ class TestBudget:
         budget = busy.frontend.backend.pipeline._reader._budget(busy.call.budget_owner)
         saving = asyncio.create_task(save_state(busy, "a", "other", LARGE, FOR_EVER))
         loading = asyncio.create_task(load_state(busy, "large", patient=True))
-        while budget.large_requests < request_reader.MAX_LARGE_REQUESTS + 1:
+        while budget.large_bytes <= request_reader.MAX_LARGE_BYTES:
             await asyncio.sleep(0.001)
         assert not saving.done()
         budget.turn.release()

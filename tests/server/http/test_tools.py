@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from jaxctx.engine.interface import Caller
 from jaxctx.errors import InvalidArgument
+from jaxctx.types import GeneratePiece, GenerateRequest
 from jaxctx_server.chat_input import MAX_DEPTH
 from jaxctx_server.http.anthropic.tools import read_tool as read_anthropic_tool
 from jaxctx_server.http.openai.responses.request import read_tool as read_responses_tool
@@ -19,10 +22,12 @@ from jaxctx_server.http.tools import (
     read_tools,
     stored_tools,
 )
+from tests.server.http.scripted import ScriptedEngine, scripted_server
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
 IN_CHAT = {"type": "function", "function": FUNCTION}
+QUESTION = {"role": "user", "content": "?"}
 
 
 def refused_field(value: Any, read: Any = read_function) -> str:
@@ -49,6 +54,41 @@ def test_a_tool_of_chat_goes_into_the_prompt_as_it_is() -> None:
     tool = make_tool("t", odd, read_chat_tool)
     assert tool.text == json.dumps(odd, separators=(",", ":"))
     assert tool.is_strict
+
+
+class RefusingEngine(ScriptedEngine):
+    """Cannot follow the schema of CITY."""
+
+    async def generate(self, caller: Caller, request: GenerateRequest) -> AsyncIterator[GeneratePiece]:
+        assert request.output_format is not None
+        if '"city"' in str(request.output_format.grammar):
+            raise InvalidArgument.field("output_format.grammar", "cannot be followed")
+        async for piece in super().generate(caller, request):
+            yield piece
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "tool"),
+    [
+        ("/v1/chat/completions", {"messages": [QUESTION], "tool_choice": "required"}, IN_CHAT),
+        ("/v1/responses", {"input": "?", "tool_choice": "required"}, {"type": "function", **FUNCTION}),
+        (
+            "/v1/messages",
+            {"messages": [QUESTION], "max_tokens": 9, "tool_choice": {"type": "any"}},
+            {"name": "look", "input_schema": SCHEMA},
+        ),
+    ],
+)
+async def test_only_the_schema_of_a_strict_tool_refuses_a_request(path: str, body: Any, tool: Any, strict: bool) -> None:
+    if strict:
+        tool = {**tool, "strict": True, "function": {**FUNCTION, "strict": True}}
+    async with scripted_server('<tool_call>{"name": "look", "arguments": {"x": 1}}</tool_call>') as scripted:
+        scripted.engine.__class__ = RefusingEngine
+        answer = await scripted.web("POST", path, {"model": "fake", "tools": [tool], **body})
+    assert answer.status == (400 if strict else 200)
+    if not strict:
+        assert "look" in answer.text
 
 
 def test_what_is_null_is_left_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -293,26 +294,87 @@ class TestBudget:
                 await self.read(reader, data)
             assert reader._budget("a").free_at > before
 
-    async def test_few_large_requests_of_a_caller_wait_at_once(self, reader: RequestReader) -> None:
+    async def test_large_requests_of_a_caller_wait_for_each_other(
+        self, reader: RequestReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As many as their bytes allow; beyond that, one more is refused at once."""
+        monkeypatch.setattr(request_reader, "MAX_LARGE_BYTES", 6 * len(self.LARGE))
         async with reader._budget("a").turn:
-            waiting = [
-                asyncio.create_task(self.read(reader, self.LARGE)) for _ in range(request_reader.MAX_LARGE_REQUESTS)
-            ]
+            waiting = [asyncio.create_task(self.read(reader, self.LARGE)) for _ in range(6)]
             await asyncio.sleep(0)
             with pytest.raises(errors.ResourceExhausted) as raised:
                 await self.read(reader, self.LARGE)
-            assert raised.value.retry_after_s
+            assert (raised.value.reason, raised.value.retry_after_s) == ("QUEUE_FULL", 1.0)
             assert (await self.read(reader)).text == "x"
             assert (await self.read(reader, self.LARGE, "b")).context_id == "a"
-        assert len(await asyncio.gather(*waiting)) == request_reader.MAX_LARGE_REQUESTS
-        assert reader._budget("a").large_requests == 0
+            assert not any(each.done() for each in waiting)
+        assert len(await asyncio.gather(*waiting)) == 6
+        assert reader._budget("a").large_bytes == 0
+
+    async def test_one_large_request_is_read_whatever_its_size(
+        self, reader: RequestReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(request_reader, "MAX_LARGE_BYTES", 1)
+        assert (await self.read(reader, self.LARGE)).context_id == "a"
+
+    async def test_a_wait_for_others_that_is_too_long_is_refused(
+        self, reader: RequestReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(request_reader, "MAX_WAIT_S", 0.01)
+        budget = reader._budget("a")
+        async with budget.turn:
+            with pytest.raises(errors.ResourceExhausted) as raised:
+                await self.read(reader, self.LARGE)
+            assert raised.value.reason == "QUEUE_FULL"
+            assert raised.value.retry_after_s
+            patient = asyncio.create_task(reader.convert("a", len(self.LARGE), lambda: "large", patient=True))
+            await asyncio.sleep(0.05)
+            assert not patient.done()
+        assert await patient == "large"
+        assert budget.large_bytes == 0
+
+    async def test_a_request_that_is_cancelled_is_paid_for(self, reader: RequestReader) -> None:
+        """The thread goes on with it: until it is done with that, the caller's next one waits."""
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            goes_on.wait(60)
+            until = time.thread_time() + 0.02
+            while time.thread_time() < until:
+                pass
+
+        budget = reader._budget("a")
+        reading = asyncio.create_task(reader.convert("a", len(self.LARGE), work))
+        await asyncio.to_thread(begun.wait, 60)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert (budget.large_bytes, budget.turn.locked()) == (len(self.LARGE), True)
+        paid_before = budget.free_at
+        goes_on.set()
+        assert await reader.convert("a", len(self.LARGE), lambda: "next", patient=True) == "next"
+        cost_s = request_reader.CONVERSION_FACTOR * 0.02
+        assert budget.free_at - max(paid_before, self.now - request_reader.BURST_S) >= cost_s / request_reader.SHARE
+        assert budget.large_bytes == 0
+
+    async def test_who_leaves_while_it_waits_pays_nothing(self, reader: RequestReader) -> None:
+        budget = reader._budget("a")
+        async with budget.turn:
+            reading = asyncio.create_task(self.read(reader, self.LARGE))
+            await asyncio.sleep(0)
+            assert budget.large_bytes
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        assert (budget.large_bytes, budget.free_at, budget.turn.locked()) == (0, 0, False)
 
     async def test_what_is_converted_is_charged_and_refused_as_requests_are(self, reader: RequestReader) -> None:
         assert await reader.convert("a", 10, lambda: "small") == "small"
         assert reader._budget("a").free_at == 0
         assert await reader.convert("a", len(self.LARGE), lambda: "large") == "large"
         assert reader._budget("a").free_at > 0
-        reader._budget("a").large_requests = request_reader.MAX_LARGE_REQUESTS
+        reader._budget("a").large_bytes = request_reader.MAX_LARGE_BYTES
         with pytest.raises(errors.ResourceExhausted):
             await reader.convert("a", len(self.LARGE), lambda: "large")
 
@@ -325,7 +387,7 @@ class TestBudget:
         monkeypatch.setattr(request_reader.asyncio, "sleep", sleep)
         wait_s = request_reader.MAX_WAIT_S + 5
         reader._charge(reader._budget("a"), request_reader.SHARE * (request_reader.BURST_S + wait_s))
-        reader._budget("a").large_requests = request_reader.MAX_LARGE_REQUESTS
+        reader._budget("a").large_bytes = request_reader.MAX_LARGE_BYTES
         assert await reader.convert("a", len(self.LARGE), lambda: "large", patient=True) == "large"
         await reader.check("a", pb.FillRequest(context_id="a", text="x" * (1 << 20)), patient=True)
 

@@ -46,7 +46,7 @@ CHAT: Any = {"messages": [{"role": "user", "content": "c"}]}
 CALLING: Any = {"role": "assistant", "tool_calls": [{"name": "f"}]}
 MESSAGES: list[Any] = [
     {"messages": []},
-    {"messages": [{"role": "u"}] * 1025},
+    {"messages": [{"role": "u"}] * 8193},
     {"messages": [{"role": "u", "content": "x" * (1 << 20)}] * 3},
     ({"messages": [{"role": "user"}, {"role": "", "content": "c"}]}, "messages.messages[1].role"),
     ({"messages": [{"role": "r" * 65}]}, "messages.messages[0].role"),

@@ -74,6 +74,7 @@ class ToolCallFormat:
         special_ids: Mapping[str, int] | None = None,
         reasoning: ReasoningFormat | None = None,
         text_schema: Schema | None = None,
+        strict_only: bool = False,
     ) -> str:
         """A grammar, in the Lark dialect of llguidance, whose texts the parser reads as calls of these tools.
 
@@ -85,10 +86,17 @@ class ToolCallFormat:
             special_ids: The `markers` that are special tokens of the tokenizer, with their ids.
             reasoning: Thoughts may stand before.
             text_schema: With "auto", a text in place of calls is JSON of this schema, and nothing stands before calls.
+            strict_only: Only strict tools have their schema, also where calls are not free.
 
-        Raises InvalidArgument naming `tools` if there are none, `tool_choice` if it names none of them.
+        What cannot be followed of the schema of a tool that is not strict is left out, as far as that is known here: no
+        such tool keeps the others from being called.
+
+        Raises InvalidArgument naming `tools` if there are none, or if the calls of this family cannot be held to the
+        schema of a strict one; `tool_choice` if it names none of them.
         """
-        return tool_call_grammar(self.syntax, tools, choice, parallel, special_ids or {}, reasoning, text_schema)
+        return tool_call_grammar(
+            self.syntax, tools, choice, parallel, special_ids or {}, reasoning, text_schema, strict_only
+        )
 
     def text(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Calls, names and arguments, as the model writes them."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.text.json_schemas import STYLE, Schema, closed_objects
+from jaxctx.model.text.json_schemas import LENIENT, STYLE, Schema, closed_objects, readable
 from jaxctx.model.text.tool_calls.keyword_arguments import KEY
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 
@@ -77,9 +77,10 @@ def tool_call_grammar(
     special_ids: Mapping[str, int],
     reasoning: ReasoningFormat | None,
     text_schema: Schema | None = None,
+    strict_only: bool = False,
 ) -> str:
     """See `ToolCallFormat.grammar`."""
-    writer = GrammarWriter(syntax, special_ids)
+    writer = GrammarWriter(syntax, special_ids, strict_only=strict_only)
     rules = writer.rules(chosen_tools(tools, choice), is_free=choice == "auto", parallel=parallel, text=text_schema)
     if reasoning is None:
         return "\n".join(["start: answer", *rules])
@@ -105,9 +106,10 @@ def chosen_tools(tools: Sequence[Tool], choice: str) -> Sequence[Tool]:
 class GrammarWriter:
     """Writes the rules of one grammar."""
 
-    def __init__(self, syntax: CallSyntax, special_ids: Mapping[str, int]) -> None:
+    def __init__(self, syntax: CallSyntax, special_ids: Mapping[str, int], *, strict_only: bool = False) -> None:
         self._syntax = syntax
         self._special_ids = special_ids  # of markers that are special tokens
+        self._strict_only = strict_only  # no other tool is bound to its schema
 
     def rules(self, tools: Sequence[Tool], *, is_free: bool, parallel: bool, text: Schema | None = None) -> list[str]:
         """Rules for `answer`: calls of these tools, or with `is_free` any text, before calls or without; with a schema
@@ -116,7 +118,8 @@ class GrammarWriter:
         syntax, trigger = self._syntax, self._syntax.trigger
         places = range(len(tools))
         write_arguments = keyword_rules if syntax.arguments_are_keywords else object_rules
-        rules = [rule for place in places for rule in write_arguments(f"arguments_{place}", tools[place], is_free)]
+        schemas = [arguments_schema(tool, is_free or self._strict_only) for tool in tools]
+        rules = [rule for place in places for rule in write_arguments(f"arguments_{place}", schemas[place])]
         write_call = self._call_as_json if text is not None and not trigger else self._call
         rules += [f"call_{place}: {write_call(syntax.before_name, place, tools[place])}" for place in places]
         rules += ["call: " + alternatives("call", places)]
@@ -208,38 +211,54 @@ def split_markers(text: str, markers: Sequence[str]) -> list[str]:
     return [part for part in parts if part]
 
 
-def arguments_schema(tool: Tool, is_free: bool) -> Schema:
-    """What the arguments of a tool are: an object of its schema. Of a call that is free, only a strict tool has one."""
+@dataclass(frozen=True, slots=True)
+class ArgumentsSchema:
+    """What the arguments of a tool are: an object of this schema."""
+
+    schema: Schema
+    is_strict: bool  # else what cannot be followed of it is left out
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How llguidance reads it."""
+        return STYLE if self.is_strict else {**STYLE, **LENIENT}
+
+
+def arguments_schema(tool: Tool, is_free: bool) -> ArgumentsSchema:
+    """What the arguments of a tool are. Of a call that is free, only a strict tool has its schema."""
     function = tool["function"]
-    is_bound = not is_free or function.get("strict") is True
-    return closed_objects({**(function.get("parameters") or {}), "type": "object"}) if is_bound else {"type": "object"}
+    is_strict = function.get("strict") is True
+    if is_free and not is_strict:
+        return ArgumentsSchema({"type": "object"}, is_strict=False)
+    schema = closed_objects({**(function.get("parameters") or {}), "type": "object"})
+    return ArgumentsSchema(schema if is_strict else readable(schema), is_strict)
 
 
-def object_rules(name: str, tool: Tool, is_free: bool) -> list[str]:
+def object_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
     """The rule of this name, for the arguments of a tool as an object."""
-    return [f"{name}: {json_symbol({**arguments_schema(tool, is_free), 'x-guidance': STYLE})}"]
+    return [f"{name}: {json_symbol({**arguments.schema, 'x-guidance': arguments.options})}"]
 
 
-def keyword_rules(name: str, tool: Tool, is_free: bool) -> list[str]:
+def keyword_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
     """Rules, of which the first has this name, for the arguments of a tool as keywords: in the order of the schema.
 
-    Raises InvalidArgument naming `tools` for a schema that says more of its object than which properties it has.
+    A schema may say no more of its object than which properties it has. Of a tool that is not strict, any other one
+    holds the arguments to nothing; of a strict one it raises InvalidArgument naming `tools`.
     """
-    schema = arguments_schema(tool, is_free)
+    try:
+        check_keywords(arguments.schema)
+    except InvalidArgument:
+        if arguments.is_strict:
+            raise
+        return any_keywords(name)
+    schema = arguments.schema
     properties = schema.get("properties") or {}
     required = schema.get("required") or []
-    others = schema.keys() - PLAIN_OBJECT_KEYS
-    if others:
-        raise InvalidArgument.field("tools", f"this model's calls cannot be held to {min(others)!r} of arguments")
-    if not isinstance(properties, dict) or not all(map(KEY.fullmatch, properties)):
-        raise InvalidArgument.field("tools", "this model's calls cannot have such names of arguments")
-    if not isinstance(required, list) or not all(key in properties for key in required):
-        raise InvalidArgument.field("tools", "arguments that are required must be among the properties")
     if not properties:
         if schema.get("additionalProperties") is False:
             return [f'{name}: ""']
-        return [f'{name}: ({name}_any (", " {name}_any)*)?', f"{name}_any: {ANY_KEY} {json_symbol({})}"]
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        return any_keywords(name)
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema} | {"x-guidance": arguments.options}
     keys = list(properties)
     rules = [f"{name}: {name}_first_0"]
     for place, key in enumerate(keys):
@@ -249,6 +268,24 @@ def keyword_rules(name: str, tool: Tool, is_free: bool) -> list[str]:
             left_out = "" if key in required else f" | {name}_{state}_{place + 1}"
             rules.append(f"{name}_{state}_{place}: {written}{left_out}")
     return [*rules, *(f'{name}_{state}_{len(keys)}: ""' for state in ("first", "next"))]
+
+
+def check_keywords(schema: Schema) -> None:
+    """Raise InvalidArgument naming `tools` if arguments of this schema cannot be written as keywords."""
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or []
+    others = schema.keys() - PLAIN_OBJECT_KEYS
+    if others:
+        raise InvalidArgument.field("tools", f"this model's calls cannot be held to {min(others)!r} of arguments")
+    if not isinstance(properties, dict) or not all(map(KEY.fullmatch, properties)):
+        raise InvalidArgument.field("tools", "this model's calls cannot have such names of arguments")
+    if not isinstance(required, list) or not all(isinstance(key, str) and key in properties for key in required):
+        raise InvalidArgument.field("tools", "arguments that are required must be among the properties")
+
+
+def any_keywords(name: str) -> list[str]:
+    """Rules, of which the first has this name, for any arguments as keywords."""
+    return [f'{name}: ({name}_any (", " {name}_any)*)?', f"{name}_any: {ANY_KEY} {json_symbol({})}"]
 
 
 def as_schema(value: Any) -> Schema:

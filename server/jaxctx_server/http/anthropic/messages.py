@@ -86,8 +86,13 @@ async def begin_answer(call: HttpCall, request: MessagesRequest) -> Answer:
     use = ToolUse(tools=request.tools, choice=kind, name=choice.name, parallel=choice.parallel)
     if request.generate is not None:
         formats = await formats.prepare(request.generate, use)
-    fill = FillRequest(messages=request.prompt)
-    generation = Generation(create=request.create, fill=fill, generate=request.generate, keep=True)
+    generation = Generation(
+        create=request.create,
+        fill=FillRequest(messages=request.prompt),
+        generate=request.generate,
+        looser_format=formats.looser_format,
+        keep=True,
+    )
     parser = formats.parser(use, is_continuation=request.prompt.continue_final_message)
     message_id = f"msg_{secrets.token_hex(12)}"
     return Answer(message_id=message_id, request=request, generation=generation, use=use, parser=parser)

@@ -1,6 +1,8 @@
 """The description of the paths of the Anthropic API."""
 
 from jaxctx_server.http.anthropic.errors import KNOWN_TYPES
+from jaxctx_server.http.anthropic.request import THINKING_OF_KIND
+from jaxctx_server.http.anthropic.tools import MAX_OFFERED_TOOLS
 from jaxctx_server.http.api_description import (
     ApiDescription,
     Json,
@@ -10,6 +12,7 @@ from jaxctx_server.http.api_description import (
     operation,
     schema_ref,
 )
+from jaxctx_server.http.tools import MAX_TOOLS
 
 TAG = "anthropic"
 DESCRIPTION = "The Anthropic API: messages."
@@ -20,10 +23,17 @@ PROMPT: dict[str, Json] = {
     "model": nullable({"type": "string", "maxLength": 256}),
     "messages": {"type": "array", "minItems": 1, "maxItems": 256, "items": schema_ref("AnthropicMessage")},
     "system": nullable({"anyOf": [TEXT, {"type": "array", "items": schema_ref("AnthropicTextBlock")}]}),
-    "tools": nullable({"type": "array", "maxItems": 128, "items": schema_ref("AnthropicTool")}),
+    "tools": nullable(
+        {
+            "type": "array",
+            "maxItems": MAX_OFFERED_TOOLS,
+            "items": schema_ref("AnthropicTool"),
+            "description": f"Up to {MAX_TOOLS} of them without `defer_loading`.",
+        }
+    ),
     "tool_choice": nullable(schema_ref("AnthropicToolChoice")),
     "thinking": nullable(
-        {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["enabled", "adaptive", "disabled"]}}}
+        {"type": "object", "required": ["type"], "properties": {"type": {"enum": list(THINKING_OF_KIND)}}}
     ),
     "cache_salt": nullable({"type": "string", "maxLength": 256}),
 }
@@ -96,6 +106,7 @@ SCHEMAS: dict[str, Json] = {
             "name": {"type": "string", "minLength": 1, "maxLength": 256},
             "description": {"type": "string"},
             "input_schema": {"type": "object"},
+            "defer_loading": nullable({"type": "boolean"}),
         },
     },
     "AnthropicToolChoice": {

@@ -5,10 +5,10 @@ from typing import Any
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages, ToolCall
+from jaxctx_server.chat_input import MAX_MESSAGES
 from jaxctx_server.http.errors import json_text
 
 Json = dict[str, Any]
-MAX_MESSAGES = 1024
 NO_TOOLS: Mapping[str, str] = {}
 BILLING_LINE = "x-anthropic-billing-header"  # begins a block that changes with every request and says nothing
 

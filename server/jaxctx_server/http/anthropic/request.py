@@ -31,6 +31,12 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
 }
 KNOWN_FIELDS = frozenset((*SAMPLING_FIELDS, *IGNORED_FIELDS, *OWN_FIELDS, *UNSUPPORTED_FIELDS))
 TOOL_CHOICES = ("auto", "any", "tool", "none")
+THINKING_OF_KIND: Mapping[str, bool] = {
+    "enabled": True,
+    "adaptive": True,
+    "disabled": False,
+    "between_tools": False,  # no thoughts before the first call, which is where a chat template would have them
+}
 NAMES_OF_FIELDS = {
     "model_id": "model",
     "stop": "stop_sequences",
@@ -177,9 +183,9 @@ def template_arguments(thinking: object) -> str:
     if thinking is None:
         return ""
     kind = thinking.get("type") if isinstance(thinking, dict) else None
-    if kind not in ("enabled", "adaptive", "disabled"):
-        raise InvalidArgument.field("thinking.type", "must be enabled, adaptive or disabled")
-    return json.dumps({"enable_thinking": kind != "disabled"})
+    if not isinstance(kind, str) or kind not in THINKING_OF_KIND:
+        raise InvalidArgument.field("thinking.type", f"must be one of {', '.join(THINKING_OF_KIND)}")
+    return json.dumps({"enable_thinking": THINKING_OF_KIND[kind]})
 
 
 def parse_tool_choice(value: object, has_tools: bool) -> ToolChoice:

@@ -12,9 +12,10 @@ from typing import Any
 from jaxctx.errors import InvalidArgument
 from jaxctx_server.http.anthropic.prompt import is_tool_reference
 from jaxctx_server.http.errors import json_text
-from jaxctx_server.http.tools import Tool, read_function, read_tools
+from jaxctx_server.http.tools import MAX_TOOLS, Tool, read_function, read_tools
 
 Json = dict[str, Any]
+MAX_OFFERED_TOOLS = 2048  # of a request, those that are loaded later included
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,12 @@ class OfferedTool:
 
 def parse_tools(value: object) -> list[OfferedTool]:
     """The tools of a request. Raises InvalidArgument naming the field."""
-    tools = read_tools("tools", value, read_tool)
+    tools = read_tools("tools", value, read_tool, MAX_OFFERED_TOOLS)
     assert isinstance(value, list)  # or it could not be read
     deferred = [is_deferred(f"tools[{index}]", tool) for index, tool in enumerate(value)]
+    in_prompt = deferred.count(False)
+    if in_prompt > MAX_TOOLS:
+        raise InvalidArgument.field("tools", f"must have up to {MAX_TOOLS} without defer_loading, not {in_prompt}")
     return [OfferedTool(tool, waits) for tool, waits in zip(tools, deferred, strict=True)]
 
 

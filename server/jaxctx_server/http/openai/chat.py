@@ -18,7 +18,7 @@ from jaxctx_server.http.generation import PromptScoring
 from jaxctx_server.http.openai.answer import answer
 from jaxctx_server.http.openai.chat_messages import parse_messages as parse_chat_messages
 from jaxctx_server.http.openai.chat_output import ChatOutput, ChatOutputOptions
-from jaxctx_server.http.openai.fields import UNSUPPORTED_IN_CHAT
+from jaxctx_server.http.openai.fields import EFFORTS, UNSUPPORTED_IN_CHAT
 from jaxctx_server.http.openai.outputs import AnswerForm, Prompt, check_length
 from jaxctx_server.http.openai.prompt_logprobs import prompt_logprobs
 from jaxctx_server.http.openai.request import (
@@ -38,7 +38,6 @@ from jaxctx_server.http.token_pieces import TokenPieces
 
 Json = dict[str, Any]
 CHAT = AnswerForm("chat.completion", "chat.completion.chunk", "chatcmpl-")
-REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 async def chat_completions(call: HttpCall) -> Response:
@@ -84,6 +83,7 @@ class ChatRequest:
         use, generate = self.tools.use, self.shared.generate
         asks_for_format = generate.HasField("output_format")
         formats = await formats.prepare(generate, use)
+        self.shared = replace(self.shared, looser_format=formats.looser_format)
         if generate.HasField("output_format") and (use.demands_call or not asks_for_format):  # a grammar of the tools
             tools = self.shared.field_names.get("tools", "tools")
             self.shared = replace(self.shared, field_names={**self.shared.field_names, "output_format": tools})
@@ -174,6 +174,6 @@ def parse_template_arguments(fields: Mapping[str, Any]) -> Json:
     effort = fields.get("reasoning_effort")
     if effort is None:
         return given
-    if effort not in REASONING_EFFORTS:
-        raise InvalidArgument.field("reasoning_effort", "must be one of " + ", ".join(REASONING_EFFORTS))
+    if effort not in EFFORTS:
+        raise InvalidArgument.field("reasoning_effort", "must be one of " + ", ".join(EFFORTS))
     return {"reasoning_effort": effort, "enable_thinking": effort != "none", **given}

@@ -59,12 +59,19 @@ CHAT_FIELDS = (
 
 IGNORED_FIELDS = (
     *("user", "metadata", "safety_identifier", "request_id"),
+    *("service_tier", "prompt_cache_retention"),  # what an answer costs, and where prompts are kept
     "guided_decoding_backend",  # by which library a format is followed
 )
 """Fields that say who asks, or help a server; no answer depends on them."""
 
 NOTHING: tuple[Any, ...] = (False, "", [], {})
 """Values with which most fields ask for nothing."""
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""How much to think, for the chat template to read: of chat and of responses."""
+
+VERBOSITIES = ("low", "medium", "high")
+"""How long answers are to be, of chat and of responses: no template here reads it."""
 
 UNSUPPORTED_WITH_ANY_VALUE = (
     # completions and chat
@@ -85,12 +92,10 @@ UNSUPPORTED_WITH_ANY_VALUE = (
 UNSUPPORTED_FIELDS: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(UNSUPPORTED_WITH_ANY_VALUE, NOTHING),
     "spaces_between_special_tokens": (True,),
-    "service_tier": ("auto", "default"),
     "truncation": ("disabled",),
     "length_penalty": (1, 1.0),
     "typical_p": (1, 1.0),
-    "verbosity": ("medium",),
-    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "verbosity": VERBOSITIES,  # it changes nothing
     "modalities": (*NOTHING, ["text"]),
 }
 """Fields that are refused, and the values with which each asks for nothing."""

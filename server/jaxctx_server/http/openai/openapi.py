@@ -1,5 +1,6 @@
 """The description of completions and chat."""
 
+from jaxctx_server.chat_input import MAX_MESSAGES
 from jaxctx_server.http.api_description import (
     ApiDescription,
     Json,
@@ -9,8 +10,8 @@ from jaxctx_server.http.api_description import (
     schema_ref,
 )
 from jaxctx_server.http.contextcache.openapi import SESSION_PARAMETERS
-from jaxctx_server.http.openai.chat import REASONING_EFFORTS
 from jaxctx_server.http.openai.chat_messages import MAX_TOOL_CALLS
+from jaxctx_server.http.openai.fields import EFFORTS, VERBOSITIES
 from jaxctx_server.http.openai.output_format import MAX_CHOICES
 from jaxctx_server.http.openai.prompts import MAX_PROMPTS
 from jaxctx_server.http.openai.request import MAX_PRIORITY, MAX_TOP_LOGPROBS
@@ -393,7 +394,7 @@ def chat_schemas() -> dict[str, Json]:
                     "type": "array",
                     "items": schema_ref("ChatCompletionMessage"),
                     "minItems": 1,
-                    "maxItems": 1024,
+                    "maxItems": MAX_MESSAGES,
                 },
                 "logprobs": TRUTH,
                 "top_logprobs": whole(0, MAX_TOP_LOGPROBS),
@@ -407,7 +408,8 @@ def chat_schemas() -> dict[str, Json]:
                     "description": "The older form of `tools`, without which it stands.",
                 },
                 "function_call": {"anyOf": [{"enum": ["auto", "none"]}, named]},
-                "reasoning_effort": {"enum": list(REASONING_EFFORTS)},
+                "reasoning_effort": {"enum": list(EFFORTS)},
+                "verbosity": {"enum": list(VERBOSITIES), "description": "Changes nothing."},
                 "chat_template_kwargs": {"type": "object"},
                 "add_generation_prompt": TRUTH,
                 "continue_final_message": TRUTH,

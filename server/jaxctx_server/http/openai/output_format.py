@@ -8,7 +8,8 @@
 | regex, json_schema | that value by itself |
 
 A grammar is one of llguidance, in its dialect of Lark. Whether a schema, an expression or a grammar can be followed is
-for the engine to say.
+for the engine to say. Of a schema in `response_format` that is not `strict`, what cannot be followed is left out: the
+API promises nothing of it.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,7 +60,8 @@ def parse_response_format(name: str, value: Any) -> OutputFormat | None:
             schema = described.get("schema")
             if schema is None:
                 return OutputFormat(json_object=True)
-            return json_schema(f"{name}.json_schema.schema", schema)
+            is_strict = described.get("strict") is True
+            return json_schema(f"{name}.json_schema.schema", schema, is_strict=is_strict)
         case "grammar":
             return grammar(f"{name}.grammar", value.get("grammar"))
     raise InvalidArgument.field(f"{name}.type", "must be text, json_object, json_schema or grammar")
@@ -81,14 +83,16 @@ def parse_structured_outputs(name: str, value: Any) -> OutputFormat | None:
     return found
 
 
-def json_schema(name: str, value: Any) -> OutputFormat:
-    """A JSON schema: an object, or its JSON text."""
+def json_schema(name: str, value: Any, *, is_strict: bool = True) -> OutputFormat:
+    """A JSON schema: an object, or its JSON text. Unless it is strict, what cannot be followed of an object is left
+    out.
+    """
     if isinstance(value, str):
         return OutputFormat(json_schema=text(name, value))
     if not isinstance(value, dict | bool):
         raise InvalidArgument.field(name, "must be a JSON schema")
     try:
-        tight = written_tightly(value) if isinstance(value, dict) else value
+        tight = written_tightly(value, is_strict=is_strict) if isinstance(value, dict) else value
         return OutputFormat(json_schema=text(name, json_text(tight)))
     except RecursionError as error:
         raise InvalidArgument.field(name, "has too many objects and lists inside each other") from error

@@ -112,6 +112,7 @@ def make_generation(shared: SharedOptions, prompt: Prompt) -> Generation:
         create=create,
         fill=prompt.fill,
         generate=None if shared.is_prefill_only else generate,
+        looser_format=shared.looser_format,
         scoring=prompt.scoring,
         # A prompt that is scored is computed as a whole, whatever the cache has.
         reads_prompt=shared.prompt_cache_key is not None and prompt.scoring is None,

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
+from jaxctx.v1.generation_pb2 import OutputFormat
 from jaxctx.v1.rules_pb2 import rule
 from jaxctx_server.http.message_schemas import value_field
 from jaxctx_server.http.openai.fields import (
@@ -62,6 +63,7 @@ class SharedOptions:
     prompt_cache_key: str | None  # under which the prompt is remembered, to be compared with the next one
     field_names: Mapping[str, str]  # the names that the request used, by the names of the contract
     unknown_fields: tuple[str, ...]
+    looser_format: OutputFormat | None = None  # see `chat_output.ChatFormats`
 
     @property
     def outputs(self) -> int:

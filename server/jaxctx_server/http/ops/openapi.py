@@ -1,5 +1,6 @@
 """The description of the paths of operations."""
 
+from jaxctx_server.chat_input import MAX_MESSAGES
 from jaxctx_server.http.api_description import (
     ApiDescription,
     Json,
@@ -64,7 +65,7 @@ TOKEN_SCHEMAS: dict[str, Json] = {
         "properties": {
             "model": nullable(MODEL),
             "prompt": {"type": "null"},
-            "messages": {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": 1024},
+            "messages": {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES},
             "add_special_tokens": {"enum": [False, None]},
             "add_generation_prompt": TRUTH,
             "continue_final_message": TRUTH,

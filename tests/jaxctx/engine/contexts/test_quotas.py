@@ -63,7 +63,7 @@ def test_snapshot_quotas_name_what_is_exceeded() -> None:
     ):
         with pytest.raises(ResourceExhausted, match=name) as error:
             quotas.check_snapshots(count=count, size_bytes=size)
-        assert error.value.reason == "QUOTA"
+        assert (error.value.reason, error.value.retry_after_s) == ("QUOTA", None)  # they are kept for days
     Quotas(CONFIG).check_snapshots(count=10**9, size_bytes=10**15)
 
 
@@ -98,7 +98,7 @@ MUTATIONS = [
     ),
     Mutation("a holder that pays nothing stays", Quotas, "charge", "if not pages:", "if False:"),
     Mutation("one too few", quotas_module, "_check", "count > limit", "count >= limit"),
-    Mutation("bytes are not counted", Quotas, "check_snapshots", "_tenant, size_bytes)", "_tenant, 0)"),
+    Mutation("bytes are not counted", Quotas, "check_snapshots", "_tenant, size_bytes, None)", "_tenant, 0, None)"),
 ]
 
 

@@ -167,6 +167,40 @@ def test_tools_and_calls_are_objects() -> None:
     assert written == json.dumps(TOOL) + 'f{"city": "Köln", "n": [1]}Köln'
 
 
+def calling(arguments: str) -> str:
+    """A template that writes the arguments of calls so."""
+    calls = f"{{% for call in message.tool_calls or [] %}}{{{{ call.function.name }}}}{arguments}{{% endfor %}}"
+    return f"{{% for message in messages %}}{{{{ message.content }}}}{calls}{{% endfor %}}"
+
+
+AS_JSON = calling("{{ call.function.arguments | tojson }}")
+BY_NAME = calling("{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}")
+
+
+@pytest.mark.parametrize(
+    ("template", "takes_text"),
+    [
+        (ChatTemplate(AS_JSON), True),
+        (ChatTemplate(calling("{{ call.function.arguments }}")), True),
+        (ChatTemplate(BY_NAME), False),
+        (ChatTemplate(calling("{% for key, value in call.function.arguments | items %}{% endfor %}")), False),
+        (ChatTemplate(calling("{{ call.function.arguments.city }}")), False),
+        (ChatTemplate("{{ messages[0].content }}"), False),
+        (ChatTemplate("{{ messages[0].content }}", tools_source=AS_JSON), True),
+        (ChatTemplate(AS_JSON, tools_source=BY_NAME), False),
+        (ChatTemplate(BY_NAME, tools_source=AS_JSON), False),
+        (ChatTemplate("{{ tools }}{{ messages[-1].content }}", tool_calls=TOOL_CALL_FORMATS["granite"]), True),
+        (ChatTemplate("{{ tools }}{{ messages[-1].content }}", tool_calls=TOOL_CALL_FORMATS["olmo3"]), False),
+    ],
+)
+def test_whether_arguments_may_be_a_text(template: ChatTemplate, takes_text: bool) -> None:
+    assert template.takes_text_arguments is takes_text
+    if takes_text:
+        call = {**CALL, "function": {"name": "f", "arguments": '{"city": "Kö'}}
+        written = template.render([*HELLO, {**CALLING, "tool_calls": [call]}], options=TemplateOptions(tools=[TOOL]))
+        assert "Kö" in written
+
+
 def test_long_arguments_may_be_written_as_json() -> None:
     """As an agent's call that writes a file: the limits of a rendering grow with what is in calls."""
     text = 'print("é")\n' * 100_000

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxctx.model.text.json_schemas import MAX_DEPTH, STYLE, closed_objects, written_tightly
+from jaxctx.model.text.json_schemas import LENIENT, MAX_DEPTH, STYLE, closed_objects, readable, written_tightly
 
 INTEGER = {"type": "integer"}
 
@@ -68,3 +68,33 @@ def test_its_own_options_for_white_space_are_kept() -> None:
     assert written_tightly(of())["x-guidance"] == STYLE
     own = {"whitespace_flexible": True}
     assert written_tightly(of(**{"x-guidance": own}))["x-guidance"] == own
+    assert written_tightly(of(**{"x-guidance": own}), is_strict=False)["x-guidance"] == {**own, **LENIENT}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(r"^(?!x).*$", r"(?=.*\d)a", r"(?<=a)b", r"(?<!a)b", r"(a)\1"),
+        *(r"(?P<n>a)(?P=n)", r"\bfoo\b", r"\Aa\Z", r"(?<n>a)\k<n>"),
+    ],
+)
+def test_what_is_not_strict_loses_patterns_that_cannot_be_read(pattern: str) -> None:
+    text = {"type": "string", "maxLength": 5, "pattern": pattern}
+    schema = of(
+        properties={"a": text, "pattern": {"anyOf": [text]}},
+        allOf=[{"items": text}],
+        **{"$defs": {"c": of(patternProperties={pattern: text, "^b": text}, additionalProperties=False)}},
+    )
+    found = written_tightly(schema, is_strict=False)
+    plain = {"type": "string", "maxLength": 5}
+    assert found["properties"] == {"a": plain, "pattern": {"anyOf": [plain]}}
+    assert found["allOf"] == [{"items": plain}]
+    assert found["$defs"]["c"] == of()
+    assert found["x-guidance"] == {**STYLE, **LENIENT}
+    assert written_tightly(schema) == {**schema, "x-guidance": STYLE}
+
+
+@pytest.mark.parametrize("pattern", ["^[a-z]+$", r"(?:a|b)\d\.\w{2,3}", r"(?P<n>a)(?<m>b)", r"a\\d"])
+def test_patterns_that_can_be_read_stay(pattern: str) -> None:
+    schema = {"type": "object", "patternProperties": {pattern: {"type": "string", "pattern": pattern}}}
+    assert readable(schema) == schema

@@ -7,11 +7,12 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text import Tokenizer
 from tests.echo import echo_text
+from tests.jaxctx.model.text.tokenizer_kinds import LLAMA3_SPLIT, byte_level, gemma
 
 ECHO = echo_text().tokenizer
 
@@ -125,3 +126,21 @@ def test_pieces_of_sentencepiece() -> None:
     )
     tokenizer = Tokenizer(backend)
     assert [tokenizer.piece(token) for token in range(1, 6)] == [b"\xe2", b"\x82", b" Hello", b" ", b"lo"]
+
+
+def test_pieces_of_spaces_that_were_added() -> None:
+    """Gemma has runs of spaces among its added tokens, some of which are entries of the vocabulary too."""
+    backend = gemma()
+    runs = ["\u2581\u2581", "\u2581" * 3, "\u2581\u2581the", "\n\n"]
+    backend.add_tokens([AddedToken(run, special=False, normalized=False) for run in runs])
+    backend.add_tokens([AddedToken("<\u2581>", special=True, normalized=False)])
+    tokenizer = Tokenizer(backend)
+    around = tokenizer.token_id("ing")
+    assert around is not None
+    for entry in (*runs, "<\u2581>", "<z>"):
+        token, piece = tokenizer.token_id(entry), entry.replace("\u2581", " ")
+        assert token is not None
+        assert tokenizer.piece(token) == piece.encode()
+        assert tokenizer.decode([around, token, around], skip_special_tokens=False) == f"ing{piece}ing"
+    letters = Tokenizer(byte_level(LLAMA3_SPLIT, bos=False))
+    assert letters.piece(letters.token_id("<z>") or 0) == b"<z>"

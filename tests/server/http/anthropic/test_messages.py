@@ -13,6 +13,7 @@ import jaxctx
 from jaxctx.model.text.json_schemas import written_tightly
 from jaxctx.types import FinishReason
 from jaxctx_server.auth import Key
+from jaxctx_server.http.anthropic.request import parse_messages_request
 from tests.server.http.anthropic.harness import anthropic_client
 from tests.server.http.client import HttpClient
 from tests.server.http.openai.harness import no_context_left
@@ -239,6 +240,15 @@ async def test_json_of_a_model_whose_thoughts_the_template_begins() -> None:
     assert answer.json["content"] == [{"type": "text", "text": '{"a": 1}'}]
 
 
+@pytest.mark.parametrize(
+    ("kind", "thinks"), [("enabled", True), ("adaptive", True), ("disabled", False), ("between_tools", False)]
+)
+def test_whether_to_think_is_a_variable_of_the_template(kind: str, thinks: bool) -> None:
+    body = {"max_tokens": 4, "messages": [user("x")], "thinking": {"type": kind}}
+    prompt = parse_messages_request(json.dumps(body).encode()).prompt
+    assert json.loads(prompt.template_arguments) == {"enable_thinking": thinks}
+
+
 async def test_edits_of_the_context_are_not_applied(web: HttpClient) -> None:
     """Coding agents ask for them in every request."""
     body = {"model": "echo", "max_tokens": 4, "messages": [user("x")]}
@@ -278,6 +288,7 @@ class TestWhatIsRefused:
             ({"tool_choice": {"type": "any"}}, "tool_choice"),
             ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
             ({"thinking": {"type": "perhaps"}}, "thinking.type"),
+            ({"thinking": {"type": ["enabled"]}}, "thinking.type"),
             ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
             ({"diagnostics": 5}, "diagnostics"),
             ({"context_management": 5}, "context_management"),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from jaxctx.errors import InvalidArgument
+from jaxctx_server.chat_input import MAX_MESSAGES
 from jaxctx_server.http.anthropic.prompt import parse_prompt
 
 
@@ -24,6 +28,18 @@ def test_blocks_of_an_answer_are_joined_by_their_kinds() -> None:
     question = {"role": "user", "content": "?"}
     (_, answer) = parse_prompt(None, [question, {"role": "assistant", "content": content}]).messages
     assert (answer.reasoning, answer.content) == ("hmhm", "ab")
+
+
+def test_how_many_messages_there_may_be() -> None:
+    """Results of tools are messages, too."""
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "4"}
+    turn: list[Any] = [{"role": "user", "content": [result, text_block("?")]}, {"role": "assistant", "content": "!"}]
+    fitting = turn * (MAX_MESSAGES // 3)
+    assert len(parse_prompt(None, fitting).messages) == MAX_MESSAGES // 3 * 3
+    for messages in (turn * (MAX_MESSAGES // 3 + 1), [turn[1]] * (MAX_MESSAGES + 1)):
+        with pytest.raises(InvalidArgument) as raised:
+            parse_prompt(None, messages)
+        assert [each.field for each in raised.value.violations] == ["messages"]
 
 
 def test_very_many_blocks_are_joined() -> None:

@@ -10,7 +10,8 @@ import pytest
 from jaxctx.errors import InvalidArgument
 from jaxctx_server.http.anthropic.prompt import parse_prompt
 from jaxctx_server.http.anthropic.request import parse_messages_request
-from jaxctx_server.http.anthropic.tools import callable_tools, definitions, parse_tools
+from jaxctx_server.http.anthropic.tools import MAX_OFFERED_TOOLS, callable_tools, definitions, parse_tools
+from jaxctx_server.http.tools import MAX_TOOLS
 from tests.server.http.client import HttpClient
 from tests.server.http.scripted import scripted_server
 
@@ -64,6 +65,18 @@ def test_a_deferred_tool_is_not_in_the_prompt_until_a_result_refers_to_it() -> N
         "description": "Does time.",
         "parameters": SCHEMA,
     }
+
+
+def test_how_many_tools_there_may_be() -> None:
+    """As many as a prompt may have count those that are in it."""
+    first = [tool(f"now_{index}") for index in range(MAX_TOOLS)]
+    later = [tool(f"later_{index}", defer_loading=True) for index in range(MAX_OFFERED_TOOLS - MAX_TOOLS)]
+    assert len(parse_tools(first + later)) == MAX_OFFERED_TOOLS
+    assert in_prompt(ask(tools=first + later)) == [each["name"] for each in first]
+    for refused in (first + later + later[:1], [*first, tool("another")]):
+        with pytest.raises(InvalidArgument) as raised:
+            parse_tools(refused)
+        assert [each.field for each in raised.value.violations] == ["tools"]
 
 
 def test_text_around_references_keeps_its_place() -> None:

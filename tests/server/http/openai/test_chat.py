@@ -9,7 +9,10 @@ import openai
 import pytest
 
 import jaxctx
+from jaxctx_server.chat_input import MAX_MESSAGES
 from jaxctx_server.http.openai.chat import parse_chat
+from jaxctx_server.http.openai.fields import EFFORTS
+from jaxctx_server.http.openai.responses.request import read_fields
 from tests.server.http.client import HttpClient
 from tests.server.http.openai.harness import GREEDY, completed_alone
 
@@ -98,9 +101,23 @@ def test_the_effort_of_thinking_is_a_variable_of_the_template() -> None:
             {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
             '{"reasoning_effort":"high","enable_thinking":false}',
         ),
+        ({"reasoning_effort": "max"}, '{"reasoning_effort":"max","enable_thinking":true}'),
     ):
         asked = parse_chat(json.dumps({"messages": messages, **fields}).encode())
         assert asked.messages.template_arguments == expected
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_chat_and_responses_take_the_same_efforts(effort: str) -> None:
+    assert parse_chat(json.dumps({"messages": [], "reasoning_effort": effort}).encode()).messages.template_arguments
+    assert read_fields({"input": "x", "reasoning": {"effort": effort}}).effort == effort
+
+
+@pytest.mark.parametrize("tier", ["auto", "default", "flex", "priority", "fast", "scale"])
+@pytest.mark.parametrize("verbosity", ["low", "medium", "high"])
+def test_what_changes_no_answer(tier: str, verbosity: str) -> None:
+    asked = {"messages": [], "service_tier": tier, "verbosity": verbosity, "prompt_cache_retention": "24h"}
+    assert parse_chat(json.dumps(asked).encode()).shared.unknown_fields == ()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +135,7 @@ def test_the_effort_of_thinking_is_a_variable_of_the_template() -> None:
         ([{"role": "user", "content": "x", "name": "x" * 257}], "messages[0].name"),
         ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
         ([{"role": "tool", "content": "x", "tool_call_id": 1}], "messages[0].tool_call_id"),
-        ([{"role": "user", "content": "x"}] * 1025, "messages"),
+        ([{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1), "messages"),
     ],
 )
 async def test_messages_that_are_refused(web: HttpClient, messages: Any, field: str) -> None:

@@ -61,7 +61,6 @@ def test_a_field_that_is_never_supported_may_be_sent_empty(name: str) -> None:
     ("name", "default"),
     [
         ("tool_choice", "auto"),
-        ("service_tier", "auto"),
         ("truncation", "disabled"),
         ("reasoning_effort", "none"),
         ("verbosity", "medium"),

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.text.json_schemas import STYLE
+from jaxctx.model.text.json_schemas import LENIENT, STYLE
 from jaxctx.v1.generation_pb2 import Choices, OutputFormat
 from jaxctx_server.http.errors import json_text
 from jaxctx_server.http.openai.output_format import parse_output_format
@@ -22,6 +22,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 BY_SCHEMA = OutputFormat(json_schema=json_text({**SCHEMA, "x-guidance": STYLE}))
+AS_FAR_AS_IT_CAN_BE = OutputFormat(json_schema=json_text({**SCHEMA, "x-guidance": {**STYLE, **LENIENT}}))
+STRICT = {"name": "x", "schema": SCHEMA, "strict": True}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +33,8 @@ BY_SCHEMA = OutputFormat(json_schema=json_text({**SCHEMA, "x-guidance": STYLE}))
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {}}, None),
         ({"response_format": {"type": "json_object"}}, OutputFormat(json_object=True)),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, BY_SCHEMA),
+        ({"response_format": {"type": "json_schema", "json_schema": STRICT}}, BY_SCHEMA),
+        ({"response_format": {"type": "json_schema", "json_schema": STRICT | {"strict": None}}}, AS_FAR_AS_IT_CAN_BE),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, OutputFormat(json_object=True)),
         ({"response_format": {"type": "grammar", "grammar": "start: /a/"}}, OutputFormat(grammar="start: /a/")),
         ({"guided_json": SCHEMA}, BY_SCHEMA),
@@ -114,6 +117,22 @@ async def test_outputs_follow_it(api: openai.AsyncOpenAI, streams: bool) -> None
     assert re.fullmatch("[a-c]{3}-[0-9]{2}", await text_of(extra_body={"guided_regex": "[a-c]{3}-[0-9]{2}"}))
     assert await text_of(extra_body={"guided_choice": ["yes", "no"]}) in ("yes", "no")
     assert await text_of(extra_body={"structured_outputs": {"grammar": 'start: "ab" /[x-z]/'}}) in ("abx", "aby", "abz")
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+async def test_what_is_not_strict_is_followed_as_far_as_it_can_be(api: openai.AsyncOpenAI, strict: bool | None) -> None:
+    once = {"type": "array", "items": {"enum": ["xy"]}, "minItems": 1, "maxItems": 1, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"a": once}, "required": ["a"], "additionalProperties": False}
+    described = {"name": "x", "schema": schema, "strict": strict}
+    messages: Any = [{"role": "user", "content": "x"}]
+    wanted: Any = {"type": "json_schema", "json_schema": described}
+    asking = api.chat.completions.create(model="echo", messages=messages, max_tokens=60, seed=1, response_format=wanted)
+    if strict:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await asking
+        assert refused.value.param == "response_format"
+    else:
+        assert json.loads((await asking).choices[0].message.content or "") == {"a": ["xy"]}
 
 
 @pytest.mark.parametrize(

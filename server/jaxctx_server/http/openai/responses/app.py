@@ -51,7 +51,7 @@ def response_routes() -> list[BaseRoute]:
         api_route(RESPONSE, get_response, method=GET_SNAPSHOT, errors=RESPONSES_ERRORS),
         api_route(RESPONSE, delete_response, ["DELETE"], method=DELETE_SNAPSHOT),
         api_route(f"{RESPONSE}/input_items", list_input_items, method=GET_SNAPSHOT),
-        api_route(f"{RESPONSE}/cancel", cancel_response, ["POST"], method=GET_SNAPSHOT),
+        api_route(f"{RESPONSE}/cancel", cancel_response, ["POST"], method=GET_SNAPSHOT, reads_body=False),
         api_route("/v1/conversations", create_conversation, ["POST"], method=SAVE),
         api_route(CONVERSATION, get_conversation, method=GET_SNAPSHOT),
         api_route(CONVERSATION, update_conversation, ["POST"], method=SAVE),

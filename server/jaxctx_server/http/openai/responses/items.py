@@ -1,6 +1,8 @@
 """Items of a response's input and output: read from a request, kept in one form, and written as chat messages.
 
 input of a request ──▶ items (as the API returns them, each with an id) ──▶ messages of the chat template
+
+An input may also refer to items by their ids; see `references.py`.
 """
 
 import secrets
@@ -10,11 +12,13 @@ from typing import Any
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.v1.content_pb2 import ChatMessage, ToolCall
+from jaxctx_server.chat_input import MAX_MESSAGES
 from jaxctx_server.http.openai.responses.namespaces import full_name
 
 Json = dict[str, Any]
-MAX_INPUT_ITEMS = 1024
+MAX_INPUT_ITEMS = MAX_MESSAGES  # each is a message, or a part of one
 INPUT_ROLES = ("user", "system", "developer", "assistant")
+REFERENCE = "item_reference"
 TEMPLATE_ROLES = {"developer": "system"}  # that chat templates know by another name
 
 
@@ -23,26 +27,36 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
-def parse_input(value: object) -> list[Json]:
-    """The items of an input: a text, or a list of items. Raises InvalidArgument naming the field."""
+def parse_input(value: object, *, may_refer: bool = False) -> list[Json]:
+    """The items of an input: a text, or a list of items. With `may_refer` references are among them as they are.
+
+    Raises InvalidArgument naming the field.
+    """
     if isinstance(value, str):
         return [message_item("user", [input_text(value)])]
     if not isinstance(value, list):
         raise InvalidArgument.field("input", "must be a text or a list of items")
-    return parse_items(value, "input")
+    return parse_items(value, "input", may_refer=may_refer)
 
 
-def parse_items(values: Sequence[object], field: str) -> list[Json]:
+def parse_items(values: Sequence[object], field: str, *, may_refer: bool = False) -> list[Json]:
     """The items of a list. Raises InvalidArgument naming the field."""
     if len(values) > MAX_INPUT_ITEMS:
         raise InvalidArgument.field(field, f"must have up to {MAX_INPUT_ITEMS} items, not {len(values)}")
-    return [parse_item(value, f"{field}[{index}]") for index, value in enumerate(values)]
+    return [parse_item(value, f"{field}[{index}]", may_refer=may_refer) for index, value in enumerate(values)]
 
 
-def parse_item(value: object, field: str) -> Json:
+def is_reference(item: Json) -> bool:
+    """Whether an item of an input only names another one. Then its type may be left out."""
+    return item.get("type") == REFERENCE or (item.get("type") is None and item.keys() - {"type"} == {"id"})
+
+
+def parse_item(value: object, field: str, *, may_refer: bool = False) -> Json:
     """One item. Raises InvalidArgument naming the field."""
     if not isinstance(value, dict):
         raise InvalidArgument.field(field, "must be an object")
+    if may_refer and is_reference(value):
+        return {"id": given_id({"id": text_of(value, "id", field)}, field, ""), "type": REFERENCE}
     kind = value.get("type", "message")
     match kind:
         case "message":

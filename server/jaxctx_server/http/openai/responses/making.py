@@ -27,6 +27,7 @@ from jaxctx_server.http.field_names import renamed
 from jaxctx_server.http.generation import Generation, OpenedFrom, close_contexts, run
 from jaxctx_server.http.openai.responses.diagnosis import diagnose
 from jaxctx_server.http.openai.responses.items import chat_messages
+from jaxctx_server.http.openai.responses.output import OutputBuilder
 from jaxctx_server.http.openai.responses.progress import is_begun, response_resource
 from jaxctx_server.http.openai.responses.record import (
     CONVERSATION_PREFIX,
@@ -37,8 +38,10 @@ from jaxctx_server.http.openai.responses.record import (
     load_conversation,
     new_response_id,
     not_found,
+    output_item_ids,
     state_document,
 )
+from jaxctx_server.http.openai.responses.references import resolved
 from jaxctx_server.http.openai.responses.replay import BEGUN
 from jaxctx_server.http.openai.responses.request import ResponsesRequest
 from jaxctx_server.http.openai.responses.response_run import ResponseRun
@@ -54,8 +57,9 @@ async def response_events(
 ) -> AsyncGenerator[Json, None]:
     """The events of a response; the last one has it whole, and comes when it is stored. Raises JaxctxError.
 
-    The first event comes with the first part of the output, so that an error before it has a status of its own. An
-    error behind it is raised after the event `response.failed`.
+    The first events come with the first part of the output, so that an error before it has a status of its own; those
+    of a response that generates nothing come when it is stored. An error behind them is raised after the event
+    `response.failed`.
     """
     try:
         made = await begin_response(call, request, use)
@@ -69,11 +73,14 @@ async def response_events(
                 async for events in parts:
                     if not has_begun:
                         has_begun = True
-                        for kind in ("created", "in_progress"):
-                            yield {"type": f"response.{kind}", "response": made.object() | BEGUN}
+                        for event in first_events(made):
+                            yield event
                     for event in events:
                         yield event
             await store_response(call, made)
+        if not has_begun:
+            for event in first_events(made):
+                yield event
         yield {"type": f"response.{made.status}", "response": made.object()}
     except JaxctxError as error:
         made.error = lost_base(error, request) or renamed(error, request.field_names)
@@ -83,6 +90,12 @@ async def response_events(
     finally:
         if made.generation.context_ids:
             call.frontend.run_in_background(close_contexts(call, made.generation.context_ids))
+
+
+def first_events(made: ResponseRun) -> list[Json]:
+    """The events with which every response begins."""
+    begun = made.object() | BEGUN
+    return [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
 
 
 async def output_events(call: HttpCall, made: ResponseRun) -> AsyncGenerator[list[Json], None]:
@@ -110,8 +123,10 @@ def end_output(call: HttpCall, made: ResponseRun) -> list[Json]:
 
 
 def lost_base(error: JaxctxError, request: ResponsesRequest) -> JaxctxError | None:
-    """The error for a response or a conversation that ended between being read and being opened. None: another one."""
-    if error.reason != "SNAPSHOT_NOT_FOUND":
+    """The error for a response or a conversation that ended between being read and being opened. None: another one, as
+    of an item that an input refers to.
+    """
+    if error.reason != "SNAPSHOT_NOT_FOUND" or any(each.field.startswith("input[") for each in error.violations):
         return None
     if request.previous_response_id is not None:
         return not_found(request.previous_response_id, "previous_response_id", error.reason)
@@ -133,30 +148,38 @@ def parts_of(call: HttpCall, made: ResponseRun) -> AsyncGenerator[GenerateRespon
 async def begin_conversation(
     call: HttpCall, request: ResponsesRequest
 ) -> tuple[StoredConversation | None, Conversation]:
-    """What the response continues (None: nothing), and the conversation up to the end of its input. Raises NotFound."""
+    """What the response continues (None: nothing), and the conversation up to the end of its input.
+
+    Raises NotFound, and InvalidArgument for an input that refers to too much.
+    """
     base = await find_base(call, request)
     before = base.conversation if base is not None else Conversation(instructions=None, tools=(), items=())
     conversation = Conversation(
         instructions=before.instructions if request.instructions is None else request.instructions,
         tools=before.tools if request.tools is None else request.tools,
-        items=[*before.items, *request.items],
+        items=[*before.items, *await resolved(call, request.items, before.items)],
     )
     return base, conversation
 
 
 async def begin_response(call: HttpCall, request: ResponsesRequest, use: ContextUse | None = None) -> ResponseRun:
-    """Find what the response continues, and what has to be filled. Raises NotFound, InvalidArgument."""
+    """Find what the response continues, and what has to be filled.
+
+    Raises NotFound, InvalidArgument, and ResourceExhausted (QUOTA) if it could not be stored.
+    """
     base, conversation = await begin_conversation(call, request)
     if base is not None and not request.create.model_id:
         request.create.model_id = base.model_id
     if base is None or changes_the_beginning(base, conversation, request.create.model_id):
         source, new_messages = None, whole_conversation(conversation)
     else:
-        source, new_messages = OpenedFrom(base.state.name, base.state.version), chat_messages(request.items)
+        new_items = conversation.items[len(base.conversation.items) :]
+        source, new_messages = OpenedFrom(base.state.name, base.state.version), chat_messages(new_items)
     if not new_messages:
         raise InvalidArgument.field("input", "must have at least one item")
-    if request.store or request.conversation_id is not None:
-        await check_document(call, conversation.document(), "input")  # before anything is computed for it
+    if request.store or request.conversation_id is not None:  # before anything is computed for it
+        await check_document(call, conversation.document(), "input")
+        await call.services.snapshot_room.check(call.caller, new_versions(request, base))
     if use is not None and use.base is not None:
         request.create.model_id = use.base.model_id
     model = await call.unary(call.services.models.get_model, GetModelRequest(model_id=request.create.model_id))
@@ -167,9 +190,11 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
         source=source,
         fill=FillRequest(messages=prompt_messages(request, conversation, new_messages)),
         generate=request.generate if request.generates else None,
+        looser_format=formats.looser_format,
         keep=True,
     )
     created_at = int(call.frontend.wall_time())
+    response_id = new_response_id(created_at)
     if use is not None:
         await use.prepare(call, model.model, generation)
     return ResponseRun(
@@ -182,9 +207,20 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
         kept_context=use,
         parser=formats.parser(tools),
         pieces=TokenPieces(call, model.model.model_id, model.model.model_revision),
-        response_id=new_response_id(created_at),
+        response_id=response_id,
         created_at=created_at,
+        output=OutputBuilder(output_item_ids(response_id)),
     )
+
+
+def new_versions(request: ResponsesRequest, base: StoredConversation | None) -> int:
+    """How many versions of snapshots more there are when the response is stored (`store_response`)."""
+    is_in_conversation = request.conversation_id is not None
+    of_response = 1 if request.store else 0
+    if request.background and is_in_conversation:
+        of_response = 2  # as it has begun, too
+    replaces_another = base is not None and base.state.version >= MAX_VERSIONS
+    return of_response + (1 if is_in_conversation and not replaces_another else 0)
 
 
 def prompt_messages(request: ResponsesRequest, conversation: Conversation, new: list[ChatMessage]) -> ChatMessages:

@@ -5,9 +5,11 @@ conversation up to its end, so that it can be listed, and built anew with other 
 before it were deleted.
 """
 
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from jaxctx.errors import InvalidArgument, NotFound
@@ -19,6 +21,8 @@ from jaxctx_server.http.stored import StoredState, load_state, ttl_of
 Json = dict[str, Any]
 RESPONSE_PREFIX, CONVERSATION_PREFIX = "resp_", "conv_"
 TIME_DIGITS, RANDOM_BYTES = 8, 16  # of the id of a response
+NUMBER_DIGITS = 4  # of an item of its output
+ITEM_ID = re.compile(rf"[a-z]+_([0-9a-f]{{{TIME_DIGITS + 2 * RANDOM_BYTES}}})[0-9a-f]{{{NUMBER_DIGITS}}}")
 
 
 def new_response_id(created_at: int) -> str:
@@ -35,6 +39,24 @@ def creation_time(response_id: str) -> int | None:
         return int(digits[:TIME_DIGITS], 16)
     except ValueError:
         return None
+
+
+def output_item_ids(response_id: str) -> Callable[[str], str]:
+    """Makes the ids of the items of a response's output, by the prefix of their kind. They say which response it is
+    (`response_of_item`).
+    """
+    numbers, digits = count(), response_id.removeprefix(RESPONSE_PREFIX)
+
+    def make_id(prefix: str) -> str:
+        return f"{prefix}_{digits}{next(numbers):0{NUMBER_DIGITS}x}"
+
+    return make_id
+
+
+def response_of_item(item_id: str) -> str | None:
+    """The response whose output has an item of this id, if there is one. None: it is not of an output."""
+    found = ITEM_ID.fullmatch(item_id)
+    return None if found is None else RESPONSE_PREFIX + found[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +168,8 @@ def has_expired(call: HttpCall, name: str) -> bool:
 
 
 def expired(name: str, field: str, ttl_s: float | None) -> NotFound:
-    """The error for a response whose time is over. It says nothing of whether there was one."""
-    violations = InvalidArgument.field(field, "is the id of a response that has expired").violations
+    """The error for a response whose time is over, or an item of one. It says nothing of whether there was one."""
+    violations = InvalidArgument.field(field, "is the id of a response that has expired, or of its output").violations
     message = f"{field}: {name[:80]!r} has expired: responses are kept for {ttl_s:g} seconds"
     return NotFound(message, reason="SNAPSHOT_NOT_FOUND", violations=violations)
 

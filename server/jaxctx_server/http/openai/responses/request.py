@@ -8,7 +8,7 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import written_tightly
 from jaxctx.v1.context_service_pb2 import CreateContextRequest, GenerateRequest
 from jaxctx_server.http.errors import json_text
-from jaxctx_server.http.openai.fields import SAMPLING_FIELDS
+from jaxctx_server.http.openai.fields import EFFORTS, SAMPLING_FIELDS, VERBOSITIES
 from jaxctx_server.http.openai.request import (
     MAX_TOP_LOGPROBS,
     check_asks_for_nothing,
@@ -39,8 +39,6 @@ INCLUDABLE = frozenset(  # all but log probabilities are of items that are whole
         "reasoning.encrypted_content",
     )
 )
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-VERBOSITIES = ("low", "medium", "high")
 CREATE_FIELDS: Mapping[str, str] = {"model": "model_id", "cache_salt": "salt"}
 GENERATE_FIELDS: Mapping[str, str] = {
     "max_output_tokens": "max_tokens",
@@ -83,7 +81,7 @@ class ResponsesRequest:
     """What a request asks for."""
 
     fields: Json  # as they were sent; those that are null are as if they were not there
-    items: Sequence[Json]  # of the input
+    items: Sequence[Json]  # of the input, references among them
     instructions: str | None
     tools: Sequence[str] | None  # JSON texts as the chat template reads them; None: not said
     previous_response_id: str | None
@@ -141,7 +139,7 @@ def read_fields(fields: Json) -> ResponsesRequest:
         raise InvalidArgument.field("store", "must not be false with background: its state is where it is found")
     return ResponsesRequest(
         fields=fields,
-        items=parse_input(fields.get("input")),
+        items=parse_input(fields.get("input"), may_refer=True),
         instructions=optional_text(fields, "instructions"),
         tools=parse_tools(fields["tools"]) if "tools" in fields else None,
         previous_response_id=previous,
@@ -150,7 +148,7 @@ def read_fields(fields: Json) -> ResponsesRequest:
         comparison_response_id=optional_text(object_of(fields, "prompt_cache_options"), "comparison_response_id"),
         tells_logprobs=tells_logprobs,
         effort=parse_effort(fields),
-        generates=parse_truth("generate", fields.get("generate", True)),
+        generates=parse_truth("generate", fields.get("generate", True)) and not only_prewarms(fields),
         store=store,
         background=background,
         stream=parse_truth("stream", fields.get("stream", False)),
@@ -271,6 +269,12 @@ def set_logprobs(fields: Mapping[str, Any], generate: GenerateRequest) -> bool:
     return generate.logprobs
 
 
+def only_prewarms(fields: Mapping[str, Any]) -> bool:
+    """Whether the prompt is only computed for later requests. Raises InvalidArgument naming the field."""
+    prewarm = object_of(fields, "prompt_cache_options").get("prewarm")
+    return False if prewarm is None else parse_truth("prompt_cache_options.prewarm", prewarm)
+
+
 def parse_effort(fields: Mapping[str, Any]) -> str | None:
     """How much to think; None: as the model does by itself. Raises InvalidArgument naming the field."""
     effort = object_of(fields, "reasoning").get("effort")
@@ -294,7 +298,8 @@ def set_output_format(fields: Mapping[str, Any], generate: GenerateRequest) -> N
         case "json_schema":
             if not isinstance(wanted.get("schema"), dict):
                 raise InvalidArgument.field("text.format.schema", "must be a JSON schema")
-            generate.output_format.json_schema = json_text(written_tightly(wanted["schema"]))
+            schema = written_tightly(wanted["schema"], is_strict=wanted.get("strict") is True)
+            generate.output_format.json_schema = json_text(schema)
         case _:
             raise InvalidArgument.field("text.format.type", "must be text, json_object or json_schema")
 

@@ -48,7 +48,7 @@ class ResponseRun:
     created_at: int  # seconds since 1970
     kept_context: ContextUse | None = None  # that it continues or makes
     diagnostics: Json | None = None
-    output: OutputBuilder = field(default_factory=OutputBuilder)
+    output: OutputBuilder
     thoughts: ThoughtCounter = field(default_factory=ThoughtCounter)
     untold_logprobs: list[Json] = field(default_factory=list)  # of tokens whose text has not come yet
     finish: int = 0  # a FinishReason

@@ -4,8 +4,8 @@
     server: {"type": "response.created", ...} …  the events of its stream, a message each
             {"type": "error", "status": 400, "error": {...}}
 
-Two fields are only here: `stream_id`, which all events of the response bear, and `generate`, with which false only
-computes and keeps the prompt. Whether a response is streamed is not asked: it always is.
+One field is only here: `stream_id`, which all events of the response bear. Whether a response is streamed is not asked:
+it always is.
 """
 
 from collections.abc import AsyncGenerator

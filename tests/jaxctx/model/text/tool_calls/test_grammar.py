@@ -292,14 +292,65 @@ def test_arguments_by_name(parameters: dict[str, Any], accepted: list[str], refu
         {"properties": {"a b": {}}},
         {"properties": {"a=": {}}},
         {"properties": {"a": {}}, "required": ["b"]},
+        {"properties": {"a": {}}, "required": [{}]},
+        {"properties": ["a"]},
     ],
 )
 def test_arguments_that_cannot_be_held_by_name(parameters: dict[str, Any]) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    with pytest.raises(InvalidArgument) as raised:
-        TOOL_CALL_FORMATS["olmo3"].grammar([tool], "required", False)
-    assert [violation.field for violation in raised.value.violations] == ["tools"]
-    assert TOOL_CALL_FORMATS["olmo3"].grammar([tool], "auto", False)  # where calls are free, no schema counts
+    function = {"name": "f", "parameters": parameters}
+    strict = {"type": "function", "function": {**function, "strict": True}}
+    for choice in ("required", "auto"):
+        with pytest.raises(InvalidArgument) as raised:
+            TOOL_CALL_FORMATS["olmo3"].grammar([strict], choice, False)
+        assert [violation.field for violation in raised.value.violations] == ["tools"]
+    grammar = TOOL_CALL_FORMATS["olmo3"].grammar([{"type": "function", "function": function}], "required", False)
+    assert accepts(PLAIN[0], grammar, "<function_calls>f(x=1)</function_calls>")
+
+
+TEXT = {"type": "string"}
+HARD: dict[str, dict[str, Any]] = {
+    "names": {"propertyNames": {"pattern": "^a"}},
+    "unique": {"properties": {"a": {"type": "array", "items": TEXT, "uniqueItems": True}}},
+    "not": {"properties": {"a": {"not": {"type": "integer"}}}},
+    "contains": {"properties": {"a": {"type": "array", "contains": TEXT, "minContains": 1}}},
+    "if": {"properties": {"a": TEXT}, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+    "dependent": {"properties": {"a": TEXT}, "dependentRequired": {"a": ["b"]}},
+    "format": {"properties": {"a": {"type": "string", "format": "binary"}}},
+    "one of": {"properties": {"a": {"oneOf": [TEXT, {"type": "string", "maxLength": 3}]}}},
+    "look ahead": {"properties": {"a": {"type": "string", "pattern": "^(?!x).*$"}}},
+    "look behind": {"properties": {"a": {"type": "string", "pattern": "(?<=a)b"}}},
+    "names by look ahead": {"patternProperties": {"^(?!x)": TEXT}, "additionalProperties": False},
+}
+
+
+@pytest.mark.parametrize("kind", HARD)
+@pytest.mark.parametrize(("name", "choice"), [("hermes", "required"), ("hermes", "f"), ("mistral", "required")])
+def test_a_tool_that_is_not_strict_keeps_no_other_from_being_called(name: str, choice: str, kind: str) -> None:
+    """What cannot be followed of its schema is left out; a strict one is refused where that is compiled."""
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": HARD[kind]}}
+    grammar = TOOL_CALL_FORMATS[name].grammar([tool, WEATHER], choice, False)
+    assert accepts(PLAIN[0], grammar, written(name, ("f", "{}")))
+    value = '["x"]' if kind in ("unique", "contains") else '"x"'
+    assert accepts(PLAIN[0], grammar, written(name, ("f", f'{{"a": {value}}}')))
+    if choice == "required":
+        assert accepts(PLAIN[0], grammar, written(name, ("get_weather", GOOD)))
+        assert not accepts(PLAIN[0], grammar, written(name, ("get_weather", BAD[0])))
+    strict = {**tool, "function": {**tool["function"], "strict": True}}
+    grammar = TOOL_CALL_FORMATS[name].grammar([strict], "required", False)
+    assert "failed to compile" in LLMatcher.validate_grammar(grammar, PLAIN[0])
+
+
+def test_only_strict_tools_may_be_held_to_their_schema() -> None:
+    """As where the engine refuses a schema of another one."""
+    broken = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "any"}}}}}
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+    grammar = TOOL_CALL_FORMATS["hermes"].grammar([broken, strict], "required", False)
+    assert "failed to compile" in LLMatcher.validate_grammar(grammar, PLAIN[0])
+    grammar = TOOL_CALL_FORMATS["hermes"].grammar([broken, strict], "required", False, strict_only=True)
+    assert accepts(PLAIN[0], grammar, written("hermes", ("f", '{"b": 1}')))
+    assert accepts(PLAIN[0], grammar, written("hermes", ("get_weather", GOOD)))
+    assert not accepts(PLAIN[0], grammar, written("hermes", ("get_weather", BAD[0])))
+    assert not accepts(PLAIN[0], grammar, "Hello")
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,14 @@ class TestCancelling:
         ended = await finished(api, begun.id)
         assert (await api.responses.cancel(begun.id)).to_dict() == ended.to_dict()
 
+    async def test_without_a_body(self, api: openai.AsyncOpenAI, web: HttpClient) -> None:
+        """As the official client for Node sends it. A page of another site cannot: it would need a key."""
+        begun = await api.responses.create(input="One", background=True, **LONG)
+        path = f"/v1/responses/{begun.id}/cancel"
+        for headers in ({"origin": "https://elsewhere.example"}, {"content-type": "text/plain"}):
+            assert (await web("POST", path, headers=headers)).error == (415, "HTTP", None)
+        assert (await web("POST", path)).json["status"] == "cancelled"
+
     async def test_another_response_cannot_be_cancelled(self, api: openai.AsyncOpenAI) -> None:
         response = await api.responses.create(input="One", **GREEDY)
         with pytest.raises(openai.BadRequestError) as raised:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -72,6 +73,21 @@ async def test_the_events_of_a_stream(api: openai.AsyncOpenAI) -> None:
     assert set(kinds[4:-4]) == {"response.output_text.delta"}
     assert final is not None
     assert text == final.output_text == (await api.responses.create(input=STORY, **GREEDY)).output_text
+
+
+@pytest.mark.parametrize("fields", [{"prompt_cache_options": {"prewarm": True}}, {"generate": False}])
+async def test_a_prompt_that_is_only_computed(web: HttpClient, fields: dict[str, Any]) -> None:
+    asked = {"model": "echo", "input": STORY, "max_output_tokens": 4, "ignore_eos": True, "store": False}
+    whole = (await web("POST", "/v1/responses", asked | fields)).json
+    assert (whole["status"], whole["output"], whole["usage"]["output_tokens"]) == ("completed", [], 0)
+    streamed = await web("POST", "/v1/responses", asked | fields | {"stream": True})
+    events = [json.loads(line[6:]) for line in streamed.text.split("\n") if line.startswith("data: ")]
+    kinds = ["response.created", "response.in_progress", "response.completed"]
+    assert [(event["type"], event["sequence_number"]) for event in events] == list(zip(kinds, range(3), strict=True))
+    assert events[-1]["response"]["output"] == []
+    answered = (await web("POST", "/v1/responses", asked | {"prompt_cache_options": {"prewarm": False}})).json
+    assert answered["usage"]["output_tokens"] == 4
+    assert answered["usage"]["input_tokens_details"]["cached_tokens"] > 0
 
 
 async def test_events_are_numbered(web: HttpClient) -> None:
@@ -182,6 +198,7 @@ class TestWhatIsRefused:
             ({"input": "x", "store": "yes"}, "store"),
             ({"input": "x", "previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id"),
             ({"input": "x", "instructions": 5}, "instructions"),
+            ({"input": "x", "prompt_cache_options": {"prewarm": "yes"}}, "prompt_cache_options.prewarm"),
         ],
     )
     async def test_the_field_is_named(

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from jaxctx.errors import InvalidArgument
-from jaxctx_server.http.openai.responses.items import MAX_INPUT_ITEMS, chat_messages, new_id, parse_input, parse_items
+from jaxctx_server.http.openai.responses.items import (
+    MAX_INPUT_ITEMS,
+    chat_messages,
+    is_reference,
+    new_id,
+    parse_input,
+    parse_items,
+)
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "4"}
@@ -57,6 +64,16 @@ def test_messages() -> None:
     assert messages[2].reasoning == "Hm."
     assert [(call.id, call.name, call.arguments) for call in messages[2].tool_calls] == [("c1", "f", "{}")]
     assert messages[3].tool_call_id == "c1"
+
+
+def test_references_stay_where_they_may_be() -> None:
+    named = [{"type": "item_reference", "id": "a"}, {"id": "b"}, {"type": None, "id": "c"}]
+    found = parse_input([*named, {"role": "user", "content": "x", "id": "d"}], may_refer=True)
+    assert found[:3] == [{"type": "item_reference", "id": each} for each in "abc"]
+    assert [is_reference(item) for item in found] == [True, True, True, False]
+    for item in named:
+        with pytest.raises(InvalidArgument):
+            parse_input([item])
 
 
 def test_thoughts_that_a_client_has_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -18,15 +19,19 @@ from jaxctx_server.http.openai.responses.record import (
     StoredConversation,
     creation_time,
     new_response_id,
+    output_item_ids,
+    response_of_item,
     state_document,
 )
 from jaxctx_server.http.server import HttpServer, bind_tcp
 from jaxctx_server.http.stored import StoredState
+from jaxctx_server.service.snapshot_room import LocalSnapshotRoom, UnknownSnapshotRoom
 from jaxctx_server.services import Backend
 from tests.e2e.conftest import CONFIG
 from tests.engines import Clock
 from tests.server.http.client import HttpClient
 from tests.server.http.openai.harness import no_context_left, openai_client
+from tests.server.http.scripted import scripted_server
 
 GREEDY: Any = {"model": "echo", "temperature": 0, "max_output_tokens": 4, "extra_body": {"ignore_eos": True}}
 TTL_S = 100.0
@@ -41,6 +46,17 @@ def test_an_id_tells_when_it_was_made() -> None:
 @pytest.mark.parametrize("text", ["", "resp_", "resp_1", "conv_" + "0" * 40, "resp_" + "x" * 40, "resp_" + "0" * 41])
 def test_what_is_no_such_id(text: str) -> None:
     assert creation_time(text) is None
+
+
+def test_an_item_of_an_output_says_whose_it_is() -> None:
+    response_id = new_response_id(1_700_000_000)
+    make_id = output_item_ids(response_id)
+    made = [make_id(prefix) for prefix in ("rs", "msg", "fc", "fc")]
+    assert len(set(made)) == 4
+    assert [each.partition("_")[0] for each in made] == ["rs", "msg", "fc", "fc"]
+    assert {response_of_item(each) for each in made} == {response_id}
+    for other in ("", "msg", "msg_" + "0" * 32, made[0] + "0", made[0].upper(), made[0].removeprefix("rs"), response_id):
+        assert response_of_item(other) is None
 
 
 def test_the_input_is_what_stands_before_the_output() -> None:
@@ -118,17 +134,43 @@ class TestQuotas:
 
     async def test_a_response_that_cannot_be_kept(self, api: openai.AsyncOpenAI, client: jaxctx.aio.Client) -> None:
         kept = [(await api.responses.create(input="One", **GREEDY)).id for _ in range(2)]
-        with pytest.raises(openai.RateLimitError) as raised:
-            await api.responses.create(input="One", **GREEDY)
-        assert raised.value.code == "QUOTA"
+        ways: list[Any] = [{}, {"stream": True}, {"background": True}]
+        for fields in ways:
+            with pytest.raises(openai.RateLimitError) as raised:
+                await api.responses.create(input="One", **fields, **GREEDY)
+            assert raised.value.code == "QUOTA"
+            assert "retry-after" not in raised.value.response.headers  # responses are kept for days
         assert sorted([each.name async for each in client.snapshots()]) == sorted(kept)
         await api.responses.create(input="One", store=False, **GREEDY)
         await api.responses.delete(kept[0])
         await api.responses.create(input="One", **GREEDY)
 
-    async def test_a_stream_that_cannot_be_kept_fails(self, api: openai.AsyncOpenAI) -> None:
+    async def test_nothing_is_computed_for_what_cannot_be_kept(self) -> None:
+        async with scripted_server("a") as scripted:
+            for stream in (False, True):
+                scripted.engine.is_full = True
+                answer = await scripted.web("POST", "/v1/responses", {"model": "fake", "input": "x", "stream": stream})
+                assert answer.error == (429, "QUOTA", None)
+            assert scripted.engine.requests == []
+            assert scripted.engine.contexts == {}
+
+    async def test_the_last_place_may_be_had_in_the_background(self, api: openai.AsyncOpenAI) -> None:
+        """What is stored when it begins is replaced at its end."""
+        await api.responses.create(input="One", **GREEDY)
+        response = await api.responses.create(input="One", background=True, **GREEDY)
+        async with asyncio.timeout(120):
+            while response.status in ("queued", "in_progress"):
+                await asyncio.sleep(0.01)
+                response = await api.responses.retrieve(response.id)
+        assert response.status == "incomplete"
+
+    async def test_a_stream_that_cannot_be_kept_fails(
+        self, api: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As where another one takes the last place meanwhile, and behind a router, which knows of no quotas."""
         for _ in range(2):
             await api.responses.create(input="One", **GREEDY)
+        monkeypatch.setattr(LocalSnapshotRoom, "check", UnknownSnapshotRoom.check)
         kinds: list[str] = []
         with pytest.raises(openai.APIError):
             async for event in await api.responses.create(input="One", stream=True, **GREEDY):

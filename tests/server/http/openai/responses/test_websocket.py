@@ -109,8 +109,13 @@ async def test_errors_are_events_and_the_connection_goes_on(web: HttpClient, cli
 async def test_a_prompt_that_is_only_prepared(web: HttpClient) -> None:
     async with opened(web) as connection:
         prepared = await ask(connection, **ASKED, input="One", generate=False)
-        assert [event["type"] for event in prepared] == ["response.completed"]
-        response = prepared[0]["response"]
+        assert [event["type"] for event in prepared] == [
+            "response.created",
+            "response.in_progress",
+            "response.completed",
+        ]
+        assert [event["response"]["status"] for event in prepared] == ["in_progress", "in_progress", "completed"]
+        response = prepared[-1]["response"]
         assert (response["status"], response["output"]) == ("completed", [])
         assert response["usage"]["output_tokens"] == 0
         following = await ask(connection, **ASKED, input="Two", previous_response_id=response["id"])

@@ -1,0 +1,61 @@
+"""References of an input: items that a client does not send again, but names by their ids.
+
+An item is found in what the response continues, or in the response that made it, which its id names. Clients send a
+whole conversation in each request, with references in place of the answers. So the last answer that is referred to is
+looked up first: its response has all items before it too, and mostly nothing else has to be read.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxctx.errors import InvalidArgument, NotFound
+from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.openai.responses.items import is_reference
+from jaxctx_server.http.openai.responses.record import (
+    RESPONSE_PREFIX,
+    expired,
+    has_expired,
+    load_conversation,
+    not_found,
+    response_of_item,
+)
+
+Json = dict[str, Any]
+MAX_READ = 64  # responses that are read for one request
+
+
+async def resolved(call: HttpCall, items: Sequence[Json], known_items: Sequence[Json]) -> list[Json]:
+    """The items of an input, with what its references name in their place. `known_items`: of what is continued.
+
+    Raises NotFound (SNAPSHOT_NOT_FOUND), naming the field, for an item that is not stored, or not for the caller, and
+    InvalidArgument if too many responses would have to be read.
+    """
+    if not any(map(is_reference, items)):
+        return list(items)
+    known = {item["id"]: item for item in known_items}
+    read = 0
+    for place in reversed(range(len(items))):
+        item_id = items[place]["id"]
+        if not is_reference(items[place]) or item_id in known:
+            continue
+        read += 1
+        if read > MAX_READ:
+            raise InvalidArgument.field("input", f"refers to items of more than {MAX_READ} responses")
+        for item in await items_of_response(call, item_id, f"input[{place}].id"):
+            known.setdefault(item["id"], item)
+        if item_id not in known:
+            raise not_found(item_id, f"input[{place}].id", "SNAPSHOT_NOT_FOUND")
+    return [known[item["id"]] if is_reference(item) else item for item in items]
+
+
+async def items_of_response(call: HttpCall, item_id: str, field: str) -> Sequence[Json]:
+    """All items of the response whose output has this item, also those before it. Raises NotFound, naming the field."""
+    response_id = response_of_item(item_id)
+    if response_id is None:
+        raise not_found(item_id, field, "SNAPSHOT_NOT_FOUND")
+    try:
+        return (await load_conversation(call, response_id, field, RESPONSE_PREFIX)).conversation.items
+    except NotFound as error:
+        if has_expired(call, response_id):
+            raise expired(item_id, field, call.frontend.response_ttl_s) from None
+        raise not_found(item_id, field, error.reason) from None
