@@ -141,7 +141,7 @@ MUTATIONS = [
         "a second close takes another's hold", SnapshotReader, "close", "self._open = False", "pass", often=READING
     ),
     Mutation(
-        "what a reader held stays", Pages, "unpin", "if manifest not in", "if False and manifest not in", often=READING
+        "what a reader held stays", Pages, "unpin", "if not self.is_named", "if False and not self.is_named", often=READING
     ),
     Mutation("what was held once stays", Pages, "unpin", "self._pins = +self._pins", "pass"),
     Mutation("saves hold nothing", Pages, "find", "self._pins.update(", "_ = list(", often=SAVING),
