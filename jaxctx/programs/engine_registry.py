@@ -28,7 +28,7 @@ LATENCY_BOUND = 4  # tasks at once on an engine that runs one of these
 PROMPT_BLOCK = 64  # characters; about a page of tokens
 MAX_REMEMBERED_BLOCKS = 1 << 16  # of the prompts that an engine has seen
 
-# Encode(caller, text, at_start) returns the tokens of a text; with special ones if it stands at the start of a sequence.
+# Encode(caller, text, at_start) returns the tokens of a text; with special ones if it stands at a sequence's start.
 Encode = Callable[[Caller, str, bool], Awaitable[Sequence[int]]]
 
 
