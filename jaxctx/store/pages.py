@@ -8,9 +8,9 @@ as one of its pages is needed, all its bytes stay. Hence an attachment has a pac
     writer, reader ──pin──▶ manifest and packs, until they are closed
 
 Other processes may use the same store. Their objects are recognised by ids of other runs, and are left alone until they
-are `GRACE_S` old and no name needs them. A save that shares pages of theirs looks whether these are still there once its
-own manifest is, which the collections of others heed from then on. A collection that had begun before can still delete
-them; that is found when the snapshot is opened.
+are `GRACE_S` old and no name needs them. A save that shares pages of theirs looks whether these are still there once
+its own manifest is, which the collections of others heed from then on. A collection that had begun before can still
+delete them; that is found when the snapshot is opened.
 """
 
 import threading

@@ -8,7 +8,8 @@ is read and the change is decided anew. The index never looks at manifests or pa
                         └── another process was faster: read its record, edit again
 
 An object store may swap a record and then say that it did not, because the reply was lost and the request repeated.
-Hence every record has an id of its change, also that of a deleted name: whoever reads its own record has made the change.
+Hence every record has an id of its change, also that of a deleted name: whoever reads its own record has made the
+change.
 """
 
 import math
