@@ -158,8 +158,8 @@ class ResourceExhausted(JaxctxError):
     NEVER_FITS: needs more pages than the server has in all. Waiting never helps. RetryInfo: no.
 
     QUEUE_FULL: as many requests wait as may wait, or tasks of a program, or the caller's large requests (64 KiB and
-    more) take longer to read than its share of the time. A waiting request is given up for one of a tenant that has
-    fewer waiting. RetryInfo: yes.
+    more) take longer to read than its share of the time, or no process can be started now that reads an output format.
+    A waiting request is given up for one of a tenant that has fewer waiting. RetryInfo: yes.
 
     TOO_MANY_CONTEXTS: the server holds as many contexts as it can. Waiting helps if others close theirs. RetryInfo:
     yes.

@@ -11,9 +11,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from jaxctx.client.calls import Deadline, call_errors
 from jaxctx.client.tls import Tls, channel_credentials
 from jaxctx.errors import InvalidArgument, JaxctxError
-from jaxctx.rpc import CHANNEL_OPTIONS, METHODS, from_rpc_error
+from jaxctx.rpc import CHANNEL_OPTIONS, METHODS
 from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
 from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
@@ -83,6 +84,10 @@ class Channel:
         self.models = ModelServiceStub(self._channel)
         self.admin = AdminServiceStub(self._channel)
 
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        """The end of an operation that begins now: after `timeout_s`, else the client's."""
+        return Deadline(self._timeout_s if timeout_s is None else timeout_s)
+
     def start(self, method: Any, request: Message, timeout_s: float | None, *, endless: bool = False) -> Any:
         """Start a call of a stub's method, with the client's key.
 
@@ -98,10 +103,8 @@ class Channel:
         timeout_s: float | None,
     ) -> ResponseT:
         """Call a method that has one response. Raises the errors of `jaxctx.errors`."""
-        try:
+        with call_errors():
             response: ResponseT = await self.start(method, request, timeout_s)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
         return response
 
     async def read(self, call: Any) -> Any:
@@ -109,10 +112,8 @@ class Channel:
 
         Raises the errors of `jaxctx.errors`.
         """
-        try:
+        with call_errors():
             return await anext(aiter(call), None)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
 
     async def stream(
         self,

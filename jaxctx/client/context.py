@@ -12,6 +12,7 @@ import grpc
 
 from jaxctx import convert
 from jaxctx.client import requests
+from jaxctx.client.calls import Deadline
 from jaxctx.client.channel import AsyncCloseable, Channel, RequestT, ResponseT
 from jaxctx.client.options import ChatOptions, ForwardOutputOptions, GenerateOptions
 from jaxctx.client.streams import CUT_SHORT, Completion, Piece, join_pieces, piece_from_proto
@@ -449,22 +450,24 @@ class Context(AsyncCloseable):
         timeout_s: float | None,
     ) -> ResponseT:
         """Call a method that writes to this context, once the server is done with one that was cut short."""
-        await self._wait_until_idle()
+        deadline = self._channel.deadline(timeout_s)
+        await self._wait_until_idle(deadline)
         try:
-            return await self._channel.call(method, request, timeout_s)
+            return await self._channel.call(method, request, deadline.remaining_s())
         except CUT_SHORT:
             self.cut_short = True
             raise
 
-    async def _wait_until_idle(self) -> None:
+    async def _wait_until_idle(self, deadline: Deadline) -> None:
         """After a call that was cut short: wait, not long, while the server still works on it."""
-        if self.cut_short:
-            self.cut_short = False
-            for pause_s in IDLE_POLL_PAUSES_S:
-                await self._get(None)
-                if self.info.state is not ContextState.BUSY:
-                    return
-                await asyncio.sleep(pause_s)
+        if not self.cut_short:
+            return
+        for pause_s in IDLE_POLL_PAUSES_S:
+            await self._get(deadline.remaining_s())
+            if self.info.state is not ContextState.BUSY:
+                break
+            await asyncio.sleep(deadline.at_most_s(pause_s))
+        self.cut_short = False  # not if the state could not be asked for: then the next operation waits
 
     async def _get(
         self,
@@ -504,18 +507,19 @@ class Stream(AsyncIterator[Piece[Context]]):
         self._timeout_s = timeout_s
         self._ended = False
         # Started here unless the source must become idle first, so that streams made one after the other run together.
-        self._call = None if source.cut_short else self._start()
+        self._call = None if source.cut_short else self._start(timeout_s)
 
-    def _start(self) -> Any:
+    def _start(self, timeout_s: float | None) -> Any:
         channel = self._source._channel
-        return channel.start(channel.contexts.Generate, self._request, self._timeout_s)
+        return channel.start(channel.contexts.Generate, self._request, timeout_s)
 
     async def __anext__(self) -> Piece[Context]:
         if self._ended:
             raise StopAsyncIteration
         if self._call is None:
-            await self._source._wait_until_idle()
-            self._call = self._start()
+            deadline = self._source._channel.deadline(self._timeout_s)
+            await self._source._wait_until_idle(deadline)
+            self._call = self._start(deadline.remaining_s())
         try:
             response = await self._source._channel.read(self._call)
         except CUT_SHORT:

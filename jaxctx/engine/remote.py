@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from jaxctx import convert
 from jaxctx.engine.interface import Caller, ProgramEngine
-from jaxctx.errors import Unavailable
+from jaxctx.errors import InvalidArgument, Unavailable
 from jaxctx.rpc import CHANNEL_OPTIONS, from_rpc_error
 from jaxctx.types import (
     AdapterInfo,
@@ -43,6 +43,7 @@ from jaxctx.v1 import (
     context_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
+    rules_pb2,
     snapshot_service_pb2,
     snapshot_service_pb2_grpc,
 )
@@ -58,6 +59,8 @@ TRACEPARENT_HEADER = "traceparent"  # W3C trace context
 
 ENGINE_CHANNEL_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.enable_http_proxy", 0)]
 SILENCE_S = 3.0  # without an answer, after which an engine is taken for lost
+_TEXT_FIELD = model_service_pb2.TokenizeRequest.DESCRIPTOR.fields_by_name["text"]
+MAX_TEXT_BYTES: int = _TEXT_FIELD.GetOptions().Extensions[rules_pb2.rule].max_bytes  # an engine tokenises so many
 
 
 def engine_lost() -> Unavailable:
@@ -149,10 +152,18 @@ class RemoteEngine(ProgramEngine):
         response = await self.call(self.admin.ListAdapters, caller, admin_service_pb2.ListAdaptersRequest())
         return [convert.adapter_from_proto(adapter) for adapter in response.adapters]
 
-    async def encode(self, text: str, start: bool) -> Sequence[int]:
-        """Token ids of a text; with the special tokens of a sequence's beginning if it stands at the `start`."""
+    async def encode(self, caller: Caller, text: str, start: bool) -> Sequence[int]:
+        """Token ids of a text; with the special tokens of a sequence's beginning if it stands at the `start`.
+
+        Raises InvalidArgument for a text that is too long for a message between servers. It is not sent in parts: these
+        may have other tokens than the whole.
+        """
+        size_bytes = len(text.encode())
+        if size_bytes > MAX_TEXT_BYTES:
+            limit = f"must have up to {MAX_TEXT_BYTES} bytes behind a router, not {size_bytes}"
+            raise InvalidArgument.field("prompt", limit)
         request = model_service_pb2.TokenizeRequest(text=text, add_special_tokens=start)
-        response = await self.call(self.models.Tokenize, Caller(), request)
+        response = await self.call(self.models.Tokenize, caller, request)
         return list(response.tokens)
 
     # --- Contexts

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from jaxctx.engine.interface import ProgramEngine
+from jaxctx.engine.interface import Caller, ProgramEngine
 from jaxctx.errors import NotFound, Unavailable
 from jaxctx.types import Criterion, EngineStats
 
@@ -28,8 +28,8 @@ LATENCY_BOUND = 4  # tasks at once on an engine that runs one of these
 PROMPT_BLOCK = 64  # characters; about a page of tokens
 MAX_REMEMBERED_BLOCKS = 1 << 16  # of the prompts that an engine has seen
 
-# Encode(text, at_start) returns the tokens of a text; with special tokens if it stands at the start of a sequence.
-Encode = Callable[[str, bool], Awaitable[Sequence[int]]]
+# Encode(caller, text, at_start) returns the tokens of a text; with special ones if it stands at a sequence's start.
+Encode = Callable[[Caller, str, bool], Awaitable[Sequence[int]]]
 
 
 class TaskLoad(Protocol):
@@ -53,7 +53,7 @@ class EngineHandle:
         self.latency_bound = min(latency_bound, engine.info.max_batch)
         self.running: set[TaskLoad] = set()  # tasks that the dispatcher has placed here
         # Contexts of constant prefixes, by tenant, adapter's content and text; "" for a prefix that is shorter than a
-        # page. They end by their own time to live.
+        # page. They end by their own time to live, or sooner to make room.
         self.prefixes: dict[tuple[str, str, str], str] = {}
         self.stats: EngineStats | None = None  # as of the last heartbeat
         self.draining = False  # running tasks may finish, and no new ones begin

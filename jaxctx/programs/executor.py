@@ -21,10 +21,11 @@ from dataclasses import replace
 from typing import cast
 
 from jaxctx.engine.interface import PROGRAM_LABELS, Caller
-from jaxctx.errors import FailedPrecondition, JaxctxError, NotFound
+from jaxctx.errors import FailedPrecondition, JaxctxError, NotFound, ResourceExhausted
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.programs.tasks import Call, CallContext, Task
 from jaxctx.types import (
+    ContextInfo,
     CreateContextRequest,
     Criterion,
     GeneratePiece,
@@ -37,7 +38,9 @@ from jaxctx.types import (
 PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
 CLOSE_TIMEOUT_S = 10.0
 MAX_TTL_S = 315_576_000.0  # the longest that an engine lets a context live, or a caller a task take
-MAX_PREFIXES = 256  # of an engine
+MAX_PREFIXES = 256  # kept on an engine
+MAX_TENANT_PREFIXES = 32  # of them, of one tenant: each is a context, and counts for its quota
+PLACE_REASONS = ("QUOTA", "TOO_MANY_CONTEXTS")  # of a refused context: one less makes room for it
 URGENT_CRITERIA = (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY)  # engines begin with tasks of these
 URGENT_PRIORITY = 10  # of their contexts
 
@@ -56,7 +59,7 @@ class Executor:
     async def run(self, task: Task, engine: EngineHandle) -> None:
         """Generate the task's output into its variable, which is not set here. Raises the engine's errors."""
         call = task.call
-        await self._append_prompt(task, engine)
+        await self._append_prompt(task, engine, Caller(call.tenant, task.deadline))
         # Tokens of the output that came from engines which were lost since.
         resumed_tokens = len(call.tokens) - task.output_start
         max_tokens = task.spec.output.settings.max_tokens or engine.engine.info.default_max_tokens
@@ -73,14 +76,14 @@ class Executor:
                 self.release(call)
             raise
 
-    async def _append_prompt(self, task: Task, engine: EngineHandle) -> None:
+    async def _append_prompt(self, task: Task, engine: EngineHandle, caller: Caller) -> None:
         """Tokenise the task's prompt, once, behind the tokens of its call."""
         if task.prompt_appended:
             return
         call = task.call
         prompt = "".join(task.prompt)
         if prompt:
-            call.tokens += await engine.encode(prompt, not call.tokens)
+            call.tokens += await engine.encode(caller, prompt, not call.tokens)
         task.prompt_appended = True
         task.output_start = len(call.tokens)
 
@@ -142,7 +145,7 @@ class Executor:
             labels=PROGRAM_LABELS,
         )
         try:
-            created = await engine.engine.create(caller, request)
+            created = await self._create_with_room(engine, caller, request)
         except BaseException:  # the engine may have made it all the same
             self._close_later(CallContext(engine, request.context_id or ""), Caller(call.tenant), prefix="")
             raise
@@ -153,6 +156,19 @@ class Executor:
             raise FailedPrecondition(message, reason="ADAPTER_MISMATCH")
         call.adapter_revision = created.adapter_revision
         return context
+
+    async def _create_with_room(
+        self, engine: EngineHandle, caller: Caller, request: CreateContextRequest
+    ) -> ContextInfo:
+        """Create a context. While there is no room, kept prefixes of the tenant are given up, longest unused first."""
+        while True:
+            try:
+                return await engine.engine.create(caller, request)
+            except ResourceExhausted as error:
+                kept = [key for key, holder in engine.prefixes.items() if key[0] == caller.tenant and holder]
+                if error.reason not in PLACE_REASONS or not kept:
+                    raise
+                await asyncio.shield(self._give_up_prefix(engine, kept[0]))  # else nobody would close it
 
     def task_ended(self, task: Task) -> None:
         """Give up the call's context unless another task of the call was asked for, and in the end its tokens."""
@@ -175,10 +191,11 @@ class Executor:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _close_later(self, context: CallContext, caller: Caller, prefix: str) -> None:
+    def _close_later(self, context: CallContext, caller: Caller, prefix: str) -> asyncio.Task[None]:
         closing = asyncio.create_task(self._close_or_keep(context, caller, prefix))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+        return closing
 
     async def _close_or_keep(self, context: CallContext, caller: Caller, prefix: str) -> None:
         """Close a context, unless it becomes, without any error, the one that holds this constant prefix ("": none)."""
@@ -206,8 +223,7 @@ class Executor:
         keep_alive = UpdateContextRequest(ttl=self._prefix_ttl, priority=0)
         holder = engine.prefixes.pop(key, context.context_id)
         engine.prefixes[key] = holder  # the latest used come last
-        if len(engine.prefixes) > MAX_PREFIXES:
-            del engine.prefixes[next(iter(engine.prefixes))]  # its context ends by its own time to live
+        self._drop_excess_prefixes(engine, caller.tenant)
         if holder == "":
             return False
         if holder != context.context_id:
@@ -219,7 +235,7 @@ class Executor:
                     return False
                 engine.prefixes[key] = context.context_id
         page_size = engine.engine.info.page_size
-        prefix_tokens = len(await engine.encode(prefix, True))
+        prefix_tokens = len(await engine.encode(caller, prefix, True))
         pages = (prefix_tokens - 1) // page_size  # the last token may be another one once text follows it
         if pages == 0:
             engine.prefixes[key] = ""
@@ -227,3 +243,17 @@ class Executor:
         await engine.engine.rewind(caller, context.context_id, pages * page_size)
         await engine.engine.update(caller, context.context_id, keep_alive)
         return True
+
+    def _drop_excess_prefixes(self, engine: EngineHandle, tenant: str) -> None:
+        """Give up what this tenant, or all together, have too many of: the longest unused."""
+        of_tenant = [key for key, context_id in engine.prefixes.items() if key[0] == tenant and context_id]
+        for key in of_tenant[: max(0, len(of_tenant) - MAX_TENANT_PREFIXES)]:
+            self._give_up_prefix(engine, key)
+        while len(engine.prefixes) > MAX_PREFIXES:
+            self._give_up_prefix(engine, next(iter(engine.prefixes)))
+
+    def _give_up_prefix(self, engine: EngineHandle, key: tuple[str, str, str]) -> asyncio.Task[None]:
+        """Forget a constant prefix; returns the closing of its context, which runs to its end in any case."""
+        tenant, adapter_revision, _ = key
+        context = CallContext(engine, engine.prefixes.pop(key), adapter_revision)
+        return self._close_later(context, Caller(tenant), prefix="")

@@ -24,6 +24,6 @@ never waits for the engine; the engine calls it from I/O threads of its own.
 
 from jaxctx.store.records import ContextRecord, SnapshotVersion
 from jaxctx.store.store import SnapshotStore
-from jaxctx.store.transfer import SnapshotReader, SnapshotWriter
+from jaxctx.store.transfer import PagesGone, SnapshotReader, SnapshotWriter
 
-__all__ = ["ContextRecord", "SnapshotReader", "SnapshotStore", "SnapshotVersion", "SnapshotWriter"]
+__all__ = ["ContextRecord", "PagesGone", "SnapshotReader", "SnapshotStore", "SnapshotVersion", "SnapshotWriter"]

@@ -18,8 +18,10 @@ def add_version(
 ) -> Entry:
     """With this version as the latest, and at most `history` versions (None: any number).
 
-    Raises as `check_overwrite`.
+    The same entry if the version is in it: it was added, but the reply was lost. Raises as `check_overwrite`.
     """
+    if find_added(entry, version) is not None:
+        return entry
     kept = check_overwrite(entry, version.name, overwrite, now)
     number = entry.last_version + 1 if kept else 1
     new = replace(version, version=number, parent_version=overwrite or 0, created_at=now)
@@ -27,6 +29,15 @@ def add_version(
     if history is not None:
         versions = versions[-history:]
     return replace(entry.keep(versions), last_version=number)
+
+
+def find_added(entry: Entry, version: SnapshotVersion) -> SnapshotVersion | None:
+    """This durable version as it was added, with its number; None if it was not. No other one has its manifest."""
+    if version.manifest:
+        for one in entry.versions:
+            if one.manifest == version.manifest:
+                return one
+    return None
 
 
 def take_version(entry: Entry, now: float, *, version: SnapshotVersion, latest: bool) -> Entry:

@@ -78,8 +78,12 @@ class Objects:
 
     def __init__(self, store: ts.KvStore) -> None:
         self._kv = store
-        # S3 has no conditional delete: there the record of a deleted name stays, empty.
-        self._deletes_on_condition = store.spec().to_json()["driver"] != "s3"
+        driver = store.spec().to_json()["driver"]
+        # S3 has no conditional delete: there the record of a deleted name stays.
+        self.deletes_on_condition = driver != "s3"
+        # A request over HTTP whose reply is lost is repeated by TensorStore. If the first one had landed, the second
+        # meets another generation than it expects: that of our own write.
+        self.replies_may_be_lost = driver not in ("file", "memory")
 
     @typed_errors()
     def list(self, prefix: str) -> builtins.list[str]:
@@ -101,7 +105,7 @@ class Objects:
             if str(error).startswith("OUT_OF_RANGE"):
                 return None, b""
             raise
-        exists = found.state == "value" and (found.value or self._deletes_on_condition)
+        exists = found.state == "value" and (found.value or self.deletes_on_condition)
         return found.value if exists else None, found.stamp.generation
 
     def fetch(self, key: str, start: int, stop: int) -> Pending[Buffer | None]:
@@ -113,10 +117,11 @@ class Objects:
     def replace(self, key: str, value: bytes | None, expected: bytes) -> bytes | None:
         """Compare and swap: write `value`, or delete for None, if the generation is `expected`. Durable on return.
 
-        Returns the new generation; None if the generation was not the expected one, and nothing changed. After an
-        error either value may be stored.
+        Returns the new generation; None if the generation was not the expected one, and nothing changed. But where
+        `replies_may_be_lost`, the change may have been made all the same: who needs to know reads the object. After
+        an error either value may be stored.
         """
-        if value is None and not self._deletes_on_condition:
+        if value is None and not self.deletes_on_condition:
             value = b""
         return self._kv.write(key, value, if_equal=expected).result().generation or None
 

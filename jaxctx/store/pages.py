@@ -8,8 +8,9 @@ as one of its pages is needed, all its bytes stay. Hence an attachment has a pac
     writer, reader ──pin──▶ manifest and packs, until they are closed
 
 Other processes may use the same store. Their objects are recognised by ids of other runs, and are left alone until they
-are `GRACE_S` old and no name needs them. If two processes save and delete snapshots with the same prefix at the same
-time, the saved one can still lose pages; that is found when the snapshot is opened.
+are `GRACE_S` old and no name needs them. A save that shares pages of theirs looks whether these are still there once
+its own manifest is, which the collections of others heed from then on. A collection that had begun before can still
+delete them; that is found when the snapshot is opened.
 """
 
 import threading
@@ -72,7 +73,7 @@ class Pages:
         with self._lock:
             self._pins.subtract(ids)
             self._pins = +self._pins  # without those that are 0 now
-        if manifest not in self._index.manifests():
+        if not self.is_named(manifest):
             self.collect_at(self._clock())
 
     def collect_at(self, at: float) -> None:
@@ -87,6 +88,17 @@ class Pages:
             self._packs[manifest.id] = manifest.packs
             for key, location in zip(manifest.keys, manifest.locations, strict=True):
                 self._locations.setdefault(key, location)
+
+    def forget_pack(self, pack: str) -> None:
+        """The pack is gone: the next save of any of its pages must store it again."""
+        with self._lock:
+            for key, location in list(self._locations.items()):
+                if location.pack == pack:
+                    del self._locations[key]
+
+    def is_named(self, manifest: str) -> bool:
+        """Whether a version names this manifest."""
+        return manifest in self._index.manifests()
 
     def forget(self, key: bytes, location: PageLocation) -> None:
         """The page at this location is damaged: the next save of its key must store it again."""
@@ -123,6 +135,8 @@ class Pages:
     def _collect(self) -> int:
         """The collection itself; `self._reading` is held."""
         self._index.resolve_unknown()
+        with self._lock:
+            located = {location.pack for location in self._locations.values()}
         manifests = set(self._objects.list("manifests/"))
         packs = set(self._objects.list("packs/"))
         self._seen = (self._seen | self._index.manifests()) & manifests
@@ -132,6 +146,8 @@ class Pages:
         self._read(manifests)
         self._loaded = True
         dead_manifests, dead_packs = self._find_garbage(manifests, packs, foreign)
+        for pack_id in located - packs:  # another process deleted them
+            self.forget_pack(pack_id)
         # Manifests are deleted after packs: they say which packs are garbage, if not all of them can be deleted now.
         for pack_id in dead_packs:
             self._objects.delete(f"packs/{pack_id}")

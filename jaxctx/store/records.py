@@ -226,13 +226,16 @@ def decode_version(stored: StoredVersion, tenant: str, name: str) -> SnapshotVer
     )
 
 
-def encode_name(tenant: str, name: str, last_version: int, versions: Iterable[SnapshotVersion]) -> bytes:
-    """The record of a name, with these durable versions, as bytes."""
+def encode_name(
+    tenant: str, name: str, last_version: int, versions: Iterable[SnapshotVersion], change_id: str = ""
+) -> bytes:
+    """The record of a name, with these durable versions, as bytes. `change_id` makes it unlike any other record."""
     record = StoredName(
         tenant=tenant,
         name=name,
         last_version=last_version,
         versions=[encode_version(version) for version in versions],
+        change_id=change_id,
     )
     return _seal(record)
 

@@ -6,8 +6,13 @@ is read and the change is decided anew. The index never looks at manifests or pa
 
     change(edit) ──▶ compare-and-swap of the name's record ──▶ visible in memory
                         └── another process was faster: read its record, edit again
+
+An object store may swap a record and then say that it did not, because the reply was lost and the request repeated.
+Hence every record has an id of its change, also that of a deleted name: whoever reads its own record has made the
+change.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -38,6 +43,10 @@ class Entry:
         return replace(self, versions=tuple(versions))
 
 
+REFRESH_S = 5.0  # how old what is known of a tenant's names may be, beside what this process changed
+REFRESH_SHARE = 0.02  # of the time is spent on that at most, for each tenant
+
+
 Edit: TypeAlias = Callable[[Entry, float], Entry]  # makes the new entry, given the time; may raise to refuse
 
 
@@ -54,20 +63,23 @@ def data_loss(name: str) -> DataLoss:
 class SnapshotIndex:
     """Names and versions of all tenants. Thread-safe.
 
-    Only `change`, `refresh_name`, `refresh` and `resolve_unknown` do I/O; they may raise Unavailable (STORE_FAILED) or
-    ResourceExhausted (STORE_FULL).
+    Only `change`, `refresh_name`, `refresh_tenant`, `refresh` and `resolve_unknown` do I/O; they may raise Unavailable
+    (STORE_FAILED) or ResourceExhausted (STORE_FULL).
     """
 
-    def __init__(self, objects: Objects, clock: Callable[[], float]) -> None:
+    def __init__(self, objects: Objects, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
+        """`new_id` makes the ids of changes; `clock` returns unix seconds."""
         self._objects = objects
         self._clock = clock
+        self._new_id = new_id
         # Called with versions that were removed, once for each, from any thread.
         self.on_gone: Callable[[Sequence[SnapshotVersion]], object] = _ignore
         self._lock = threading.Lock()  # guards what follows
         self._tenants: dict[str, dict[str, Entry]] = {}
         self._expiries: DeadlineQueue[tuple[str, str]] = DeadlineQueue()  # when the next version of a name expires
+        self._refreshed: dict[str, tuple[float, float]] = {}  # by tenant: when, and for how long that will do
         self._name_locks = [threading.Lock() for _ in range(64)]  # chosen by hash; one change of a name at a time
-        for tenant, name, stored, generation in self._read_all():
+        for tenant, name, stored, generation in self._read_names(None):
             self._merge(tenant, name, stored, generation)
 
     def entry(self, tenant: str, name: str) -> Entry:
@@ -132,16 +144,55 @@ class SnapshotIndex:
             with suppress(JaxctxError), self._name_lock(tenant, name):
                 self._reload(tenant, name)
 
+    def refresh_tenant(self, tenant: str) -> None:
+        """Read the changes of a tenant's names by other processes, unless that was done a moment ago.
+
+        Nothing changes if the store fails, and as to names whose latest version is in memory: this process owns them.
+        Meanwhile other calls for the same tenant return at once.
+        """
+        begun = self._clock()
+        with self._lock:
+            last, enough_s = self._refreshed.get(tenant, (-math.inf, 0.0))
+            if last <= begun < last + enough_s:
+                return
+            self._refreshed[tenant] = begun, math.inf
+        try:
+            with suppress(JaxctxError):
+                self._refresh(tenant, also_owned=False)
+        finally:
+            # A tenant may have thousands of names, and each is a request to an object store.
+            ended = self._clock()
+            with self._lock:
+                self._refreshed[tenant] = ended, max(REFRESH_S, (ended - begun) / REFRESH_SHARE)
+
     def refresh(self) -> None:
         """Read what other processes changed, of all names."""
-        for tenant, name, _, generation in self._read_all():
-            if self.entry(tenant, name).generation != generation:
-                with self._name_lock(tenant, name):
-                    self._reload(tenant, name)
+        self._refresh(None, also_owned=True)
 
-    def _read_all(self) -> Iterator[tuple[str, str, bytes | None, bytes]]:
-        """Tenant, name, record (None: deleted) and generation of every name in the store."""
-        parsed_keys = [_parse_key(key) for key in self._objects.list("names/")]
+    def _refresh(self, tenant: str | None, *, also_owned: bool) -> None:
+        """Reload the names of a tenant (None: of all) that changed in the store, or went from it.
+
+        `also_owned`: those too whose latest version is in memory, which may have to give way.
+        """
+        listed: set[tuple[str, str]] = set()
+        changed: list[tuple[str, str]] = []
+        for owner, name, _, generation in self._read_names(tenant):
+            listed.add((owner, name))
+            if self.entry(owner, name).generation != generation:
+                changed.append((owner, name))
+        for owner, name, entry in self.all():
+            if tenant in (None, owner) and (owner, name) not in listed and entry.generation != ABSENT:
+                changed.append((owner, name))
+        for owner, name in changed:
+            versions = self.entry(owner, name).versions
+            if also_owned or not versions or versions[-1].durable:
+                with self._name_lock(owner, name):
+                    self._reload(owner, name)
+
+    def _read_names(self, tenant: str | None) -> Iterator[tuple[str, str, bytes | None, bytes]]:
+        """Tenant, name, record (None: deleted) and generation of every name in the store, or of one tenant's."""
+        folder = "" if tenant is None else _folder(tenant)
+        parsed_keys = [_parse_key(folder + key) for key in self._objects.list(f"names/{folder}")]
         names = [parsed for parsed in parsed_keys if parsed is not None]
         records = in_flight((self._objects.read(_key(tenant, name)) for tenant, name in names), READ_AHEAD)
         for (tenant, name), (stored, generation) in zip(names, records, strict=True):
@@ -157,12 +208,20 @@ class SnapshotIndex:
         """Write the record of `after`; returns its generation, or None if the generation was not that of `before`."""
         assert before.generation is not None
         old = _record(tenant, name, before)
-        new = _record(tenant, name, after)
-        if old == new and before.damaged == after.damaged:
+        if old == _record(tenant, name, after) and before.damaged == after.damaged:
             return before.generation
         key = _key(tenant, name)
+        change_id = self._new_id()
+        new = _record(tenant, name, after, change_id)
+        marks_deletion = new is None and self._objects.replies_may_be_lost
+        if marks_deletion:
+            # What is absent has no id: of two processes that take a snapshot, neither would know whether it had it.
+            new = encode_name(tenant, name, after.last_version, (), change_id)
         try:
-            return self._objects.replace(key, new, before.generation)
+            generation = self._objects.replace(key, new, before.generation)
+            if generation is None and self._objects.replies_may_be_lost:
+                stored, found = self._objects.read(key)()
+                generation = found if stored == new else None
         except JaxctxError:
             self._install(tenant, name, replace(before, generation=None))
             with suppress(JaxctxError):  # on failure it stays unknown: the next change or collection reads it first
@@ -171,6 +230,10 @@ class SnapshotIndex:
                     self._objects.replace(key, old, generation)
                 self._reload(tenant, name)
             raise
+        if generation is not None and marks_deletion and self._objects.deletes_on_condition:
+            with suppress(JaxctxError):  # such a record may stay
+                generation = self._objects.replace(key, None, generation) or generation
+        return generation
 
     def _reload(self, tenant: str, name: str) -> Entry:
         """The entry after reading the name's record."""
@@ -215,15 +278,20 @@ def _no_change(entry: Entry, now: float) -> Entry:
     return entry
 
 
-def _record(tenant: str, name: str, entry: Entry) -> bytes | None:
+def _record(tenant: str, name: str, entry: Entry, change_id: str = "") -> bytes | None:
     """The record of the entry's durable versions; None if it has none."""
     durable = [version for version in entry.versions if version.durable]
-    return encode_name(tenant, name, entry.last_version, durable) if durable else None
+    return encode_name(tenant, name, entry.last_version, durable, change_id) if durable else None
+
+
+def _folder(tenant: str) -> str:
+    """What the keys of a tenant's names begin with, after "names/"."""
+    return f"t{tenant.encode().hex()}/"
 
 
 def _key(tenant: str, name: str) -> str:
     """The key of a name's record: both in hex, each a file name. The validator limits them to less than 120 bytes."""
-    return f"names/t{tenant.encode().hex()}/n{name.encode().hex()}"
+    return f"names/{_folder(tenant)}n{name.encode().hex()}"
 
 
 def _parse_key(key: str) -> tuple[str, str] | None:

@@ -23,7 +23,7 @@ class SnapshotStore:
     own, does that, and also collects what an earlier process left behind.
 
     Several processes may use one URL. Each sees its own changes, and those of others for the names that it changes or
-    reads again with `refresh_name`.
+    reads again with `refresh_name` or `refresh_tenant`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SnapshotStore:
             objects = open_objects("memory://none" if objects is None else objects)
         self._objects = objects
         self._clock = clock
-        self._index = SnapshotIndex(self._objects, clock)
+        self._index = SnapshotIndex(self._objects, clock, new_id)
         self._pages = Pages(self._objects, self._index, clock, new_id)
 
     def on_gone(self, callback: Callable[[Sequence[SnapshotVersion]], object]) -> None:
@@ -55,6 +55,13 @@ class SnapshotStore:
     def refresh_name(self, tenant: str, name: str) -> None:
         """Read what other processes made of a name, see `SnapshotIndex.refresh_name`."""
         self._index.refresh_name(tenant, name)
+
+    def refresh_tenant(self, tenant: str) -> None:
+        """Read what other processes made of a tenant's names, see `SnapshotIndex.refresh_tenant`.
+
+        Without it `list` and `usage` know nothing of names that only other processes have changed.
+        """
+        self._index.refresh_tenant(tenant)
 
     # Reads: return at once. Raise NotFound (SNAPSHOT_NOT_FOUND), DataLoss for a damaged record.
 
@@ -118,7 +125,7 @@ class SnapshotStore:
         history = min(limits, default=None)
         edit = partial(edits.add_version, version=version, overwrite=overwrite, history=history)
         _, entry = self._change(version.tenant, version.name, edit)
-        return entry.versions[-1]
+        return edits.find_added(entry, version) or entry.versions[-1]
 
     def dropped_by(self, tenant: str, name: str, max_versions: int | None = None) -> Sequence[SnapshotVersion]:
         """The versions that are dropped if one more of this name is saved now, with `max_versions` as in `put`; returns

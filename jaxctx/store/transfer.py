@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from jaxctx.errors import Cancelled, DataLoss, JaxctxError
-from jaxctx.store.objects import Buffer, Objects, Pending, in_flight
+from jaxctx.errors import Cancelled, DataLoss, JaxctxError, Unavailable
+from jaxctx.store.objects import READ_AHEAD, Buffer, Objects, Pending, in_flight
 from jaxctx.store.pages import Pages
 from jaxctx.store.records import (
     AttachmentLocation,
@@ -27,6 +27,10 @@ from jaxctx.store.records import (
 PACK_BYTES = 32 << 20  # pages are gathered up to this size before they are written as one pack
 READ_AHEAD_BYTES = 8 << 20
 _UPLOADS = 2  # packs that become durable while the next one is gathered
+
+
+class PagesGone(Unavailable):
+    """A save shared stored pages that another process has deleted. A new save of the same context stores them anew."""
 
 
 class Commit(Protocol):
@@ -54,6 +58,7 @@ class SnapshotWriter:
         self._manifest = pages.new_id()
         pages.pin([self._manifest])
         self._pins = [location.pack for location in self._locations if location is not None]
+        self._shared = set(self._pins)  # packs that were there before
         self._pins.append(self._manifest)
         self._pack = ""  # id of the pack that is being gathered
         self._data: list[Buffer] = []  # its pages
@@ -92,7 +97,7 @@ class SnapshotWriter:
     ) -> SnapshotVersion:
         """Make it durable and visible, with this attachment; `version` describes the lineage.
 
-        Raises what `SnapshotStore.put` raises.
+        Raises what `SnapshotStore.put` raises, and PagesGone.
         """
         with self._lock:
             locations = [location for location in self._locations if location is not None]
@@ -104,13 +109,15 @@ class SnapshotWriter:
                 self._write(f"packs/{self._pack}", self._data, _UPLOADS)
             self._wait(0)  # the manifest must refer to durable packs only
             self._write(f"manifests/{manifest.id}", [encode_manifest(manifest)], 0)
+            self._check_shared()  # only now: the manifest keeps others from deleting what is still there
             try:
                 if self._given_up:
                     raise Cancelled("the save was given up")
                 version = replace(version, durable=True, manifest=manifest.id, attachment_bytes=len(attachment))
                 version = self._commit(version, overwrite, max_versions)
             except JaxctxError as error:
-                # After these errors the record may have been replaced: the next collection finds out.
+                # After these errors the record may have been replaced: the next collection finds out. After any
+                # other the index knows.
                 unknown = error.code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
                 self._close(delete=not unknown)
                 raise
@@ -147,6 +154,21 @@ class SnapshotWriter:
             self.abort()
             raise
 
+    def _check_shared(self) -> None:
+        """Look whether the packs are still there that this save shares with others. Raises PagesGone."""
+        packs = sorted(self._shared)
+        try:
+            first_bytes = in_flight((self._objects.fetch(f"packs/{pack}", 0, 1) for pack in packs), READ_AHEAD)
+            gone = [pack for pack, data in zip(packs, first_bytes, strict=True) if not data]
+            for pack in gone:
+                self._pages.forget_pack(pack)
+            if gone:
+                message = "another process deleted pages that the snapshot shares; saving it again stores them"
+                raise PagesGone(message, reason="STORE_FAILED", retry_after_s=1.0)
+        except JaxctxError:
+            self.abort()
+            raise
+
     def _write_attachment(self, attachment: bytes) -> AttachmentLocation:
         """Begin to write the attachment as a pack of its own, and return where it will be.
 
@@ -159,13 +181,16 @@ class SnapshotWriter:
         return AttachmentLocation(pack, len(attachment), checksum(attachment))
 
     def _close(self, *, delete: bool) -> None:
-        """Wait for the writes, delete what was written if asked for, and undo the pins."""
+        """Wait for the writes, delete what was written if asked for, and undo the pins.
+
+        What a version names is never deleted, whatever went wrong after it got its name.
+        """
         self._open = False
         self._data = []
         for wait in self._writing:
             with suppress(JaxctxError):
                 wait()
-        if delete:
+        if delete and not self._pages.is_named(self._manifest):
             for key in self._written:
                 with suppress(JaxctxError):
                     self._objects.delete(key)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from jaxctx.engine.interface import LOCAL_ENGINE, Engine
+from jaxctx.engine.interface import LOCAL_ENGINE, Caller, Engine
 from jaxctx.errors import FailedPrecondition, NotFound, Unavailable
 from jaxctx.model.text import ModelText
 from jaxctx.programs.dispatcher import Policy
@@ -39,8 +39,8 @@ class LocalModel:
     engine: Engine
     texts: TokenizerPool
 
-    async def encode(self, text: str, start: bool) -> Sequence[int]:
-        """Tokens of a text; with special ones, if it is at the start of a sequence."""
+    async def encode(self, caller: Caller, text: str, start: bool) -> Sequence[int]:
+        """Tokens of a text; with special ones, if it is at the start of a sequence. All callers share the threads."""
         position = EmptyContext() if start else MiddleOfSequence()
         return await self.texts.tokens(FillRequest(text=text, add_special_tokens=start), position)
 

@@ -23,7 +23,7 @@ async def test_a_remote_engine_does_what_the_engine_does(engine: LocalEngine, ad
     remote._headers = ()  # of no incarnation
     assert await remote.stats() == await engine.stats()
     assert remote.info == engine.info
-    tokens = await remote.encode("Hello there, you", True)
+    tokens = await remote.encode(me, "Hello there, you", True)
     created = await remote.create(me, requests.CreateContextRequest(labels={"a": "b"}))
     assert created == await context_info(engine, me, created.context_id)
     filled = await remote.fill(me, created.context_id, tokens[:5])

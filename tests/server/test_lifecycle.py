@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from jaxctx import errors
+from jaxctx.engine.interface import Caller
 from jaxctx.model.text import ModelText
 from jaxctx.programs.dispatcher import Policy
 from jaxctx_server.lifecycle import LocalModel, ProgramSettings, ServerLifecycle, ServingState, State
@@ -217,8 +218,8 @@ async def test_texts_of_programs_have_special_tokens_only_at_the_start(text: Mod
 
     texts = RecordingTexts(text, limits)
     model = LocalModel(FakeEngine(), texts)  # type: ignore[arg-type]
-    assert await model.encode("a", True) == [1]
-    assert await model.encode("b", False) == [1]
+    assert await model.encode(Caller(), "a", True) == [1]
+    assert await model.encode(Caller(), "b", False) == [1]
     assert asked == [("a", True, True), ("b", False, False)]
     texts.close()
 

@@ -57,7 +57,7 @@ class Request:
     draft_pace: DraftPace | None = None  # of the draft model's; None: the draft model guesses nothing of it
     forward: CustomMaskForward = NO_FORWARD  # of a forward call
     compute_to: int | None = None  # of an opening: this many tokens get KV, the others stay buffered
-    appended_tokens: int = 0  # appended to the context for this request; removed again if it is refused before it runs
+    appended_tokens: int = 0  # appended to the context for this request; removed again if it is refused
     arrival: int = field(default_factory=lambda: next(_arrivals))
 
     # Progress of the present run, from admission to the end or to preemption. See the picture above.

@@ -27,7 +27,7 @@ from jaxctx.engine.grammar.matcher import EndRules, OutputMatcher, brief
 from jaxctx.engine.grammar.tenant_threads import TenantThreads
 from jaxctx.engine.grammar.token_rules import make_token_rules, token_bits
 from jaxctx.engine.grammar.trial import GrammarTrials
-from jaxctx.errors import FailedPrecondition, InvalidArgument, JaxctxError, Unavailable
+from jaxctx.errors import FailedPrecondition, InvalidArgument, JaxctxError, ResourceExhausted, Unavailable
 from jaxctx.model.sampling import allowed_words
 from jaxctx.model.text import ModelText
 from jaxctx.types import GenerateRequest, OutputFormat
@@ -118,7 +118,7 @@ class GrammarCompiler:
 
         Raises InvalidArgument, naming the field, if it is wrong or takes too much to prepare; FailedPrecondition
         (NO_OUTPUT_FORMAT) if the tokenizer does not allow formats; ResourceExhausted (QUEUE_FULL) if many other ones
-        of the tenant wait; Unavailable (NOT_SERVING) if the server stops.
+        of the tenant wait, or no process can be started now; Unavailable (NOT_SERVING) if the server stops.
         """
         key = _format_key(tenant, output_format)
         with self._lock:
@@ -157,9 +157,10 @@ class GrammarCompiler:
     def warm_up(self) -> None:
         """Read the tokenizer and start the first process, so that the first request need not wait. Blocks.
 
-        For a model whose tokenizer does not allow formats, and after `close`, it does nothing.
+        For a model whose tokenizer does not allow formats, where no process can be started, and after `close`, it does
+        nothing.
         """
-        with suppress(FailedPrecondition, Unavailable):
+        with suppress(FailedPrecondition, ResourceExhausted, Unavailable):
             self._read_tokenizer()
             self._trials.warm_up()
 

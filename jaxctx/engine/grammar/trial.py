@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxctx.engine.grammar.tenant_threads import stopping_error
-from jaxctx.errors import Unavailable
+from jaxctx.errors import ResourceExhausted
 
 SCRIPT = Path(__file__).with_name("trial_process.py")
 TIMEOUT_S = 5.0  # for one grammar
@@ -35,7 +35,8 @@ class GrammarTrials:
     def try_grammar(self, grammar: str) -> str:
         """What is wrong with a grammar of llguidance, empty if nothing. Blocks, for TIMEOUT_S at most.
 
-        Raises Unavailable if no process can be started, or if the trials are closed meanwhile.
+        Raises ResourceExhausted (QUEUE_FULL) if no process can be started now, and Unavailable (NOT_SERVING) if the
+        trials are closed meanwhile.
         """
         process = self._take()
         reply = process.ask({"grammar": grammar}, self._timeout_s)
@@ -65,8 +66,9 @@ class GrammarTrials:
                 if process.is_alive():
                     return process
                 self._end(process)
+        # Not Unavailable: who hears that of an engine takes it for lost, with all that it runs.
         message = "the process that reads output formats could not be started"
-        failed = Unavailable(message, reason="NOT_SERVING", retry_after_s=1.0)
+        failed = ResourceExhausted(message, reason="QUEUE_FULL", retry_after_s=1.0)
         try:
             process = _Process()
         except OSError as error:  # there are too many processes or files, or too little memory
@@ -74,7 +76,7 @@ class GrammarTrials:
         self._all.add(process)
         if self._closed or process.ask(self._setup(), START_TIMEOUT_S) is None:
             self._end(process)
-            raise failed
+            raise stopping_error() if self._closed else failed
         return process
 
     def _end(self, process: "_Process") -> None:

@@ -18,8 +18,8 @@ from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.core.step_loop import StepLoop
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
-from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name
-from jaxctx.store import SnapshotStore, SnapshotVersion, SnapshotWriter
+from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name, refresh_tenant
+from jaxctx.store import PagesGone, SnapshotStore, SnapshotVersion, SnapshotWriter
 from jaxctx.types import SaveRequest
 
 WRITE_AHEAD = 64  # pages that are requested at once; the step thread may give fewer
@@ -77,10 +77,16 @@ class SnapshotSaver:
             return await self._write(fork_of_context, version, request)
         return await self._put(fork_of_context, version, request, hidden)
 
+<<<<<<< HEAD
     async def _check_quota(self, caller: Caller, request: SaveRequest) -> None:
         """Raises ResourceExhausted (QUOTA) if the tenant's snapshots and saves under way are too many or too large.
         What this save drops of its name does not count.
         """
+=======
+    async def _check_quota(self, caller: Caller) -> None:
+        """Raises ResourceExhausted (QUOTA) if the tenant's snapshots and saves under way are too many or too large."""
+        await refresh_tenant(self._store, caller.tenant)
+>>>>>>> fix-core
         known = [version for version in self._under_way.values() if version is not None]
         dropped = self._store.dropped_by(caller.tenant, request.name, request.max_versions or None)
         # A tenant may have thousands of versions, which takes too long for the event loop. Of two saves that reach a
@@ -108,7 +114,16 @@ class SnapshotSaver:
         self._store.remove(version.tenant, version.name, version.version)
 
     async def _write(self, fork: Context, version: SnapshotVersion, request: SaveRequest) -> SnapshotVersion:
-        """Store a durable snapshot; returns when it would survive a loss of power."""
+        """Store a durable snapshot; returns when it would survive a loss of power.
+
+        Pages that another process deleted meanwhile are stored in a second try: now they are known to be missing.
+        """
+        try:
+            return await self._try_to_write(fork, version, request)
+        except PagesGone:
+            return await self._try_to_write(fork, version, request)
+
+    async def _try_to_write(self, fork: Context, version: SnapshotVersion, request: SaveRequest) -> SnapshotVersion:
         record = await self._loop.call(self._contexts.record, fork)
         writer = await complete_or_undo(asyncio.to_thread(self._store.begin, record), SnapshotWriter.abort)
         try:

@@ -20,8 +20,12 @@ from jaxctx.engine.snapshots.open import SnapshotOpener
 from jaxctx.engine.snapshots.publications import Publications
 from jaxctx.engine.snapshots.save import SnapshotSaver
 from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
+<<<<<<< HEAD
 from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name
 from jaxctx.errors import NotFound
+=======
+from jaxctx.engine.snapshots.store_calls import refresh_name, refresh_tenant
+>>>>>>> fix-core
 from jaxctx.store import SnapshotStore, SnapshotVersion
 from jaxctx.types import (
     FillResult,
@@ -130,6 +134,7 @@ class SnapshotService:
             reader.close()
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
+        await refresh_tenant(self._store, caller.tenant)
         # A tenant may have thousands of names, which takes too long for the event loop.
         found = await asyncio.to_thread(self._store.list, caller.tenant, prefix, page_token, limit)
         return [snapshot_info(version, latest=True) for version in found]

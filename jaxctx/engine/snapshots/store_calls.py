@@ -32,3 +32,9 @@ async def refresh_name(store: SnapshotStore, tenant: str, name: str) -> None:
     """Let the store read the changes of a name by other processes. Only a durable store can have any."""
     if store.durable:
         await asyncio.to_thread(store.refresh_name, tenant, name)
+
+
+async def refresh_tenant(store: SnapshotStore, tenant: str) -> None:
+    """Let the store read the changes of all a tenant's names by other processes, unless it did so a moment ago."""
+    if store.durable:
+        await asyncio.to_thread(store.refresh_tenant, tenant)

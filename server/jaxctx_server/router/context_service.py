@@ -1,10 +1,10 @@
 """ContextService of a router."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 
 from jaxctx.engine.interface import Caller
-from jaxctx.errors import NotFound
+from jaxctx.errors import NotFound, Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_pb2 import Context
 from jaxctx_server.call_record import current_record
@@ -148,9 +148,13 @@ class RouterContextService:
 
     async def compare(self, caller: Caller, request: pb.CompareRequest) -> pb.CompareResponse:
         call = ForwardedCall(caller=caller, request=request)
-        with suppress(NotFound):
+        try:
             _, response = await self._forwarder.ask(call, lambda engine: engine.contexts.Compare)
             return response
+        except (NotFound, Unavailable) as error:
+            if isinstance(error, Unavailable) and error.reason != "ENGINE_LOST":
+                raise
+        # No engine has both; and whether one that is away has them is found out for each by itself.
         return compare_tokens(await self._tokens(caller, request.a), await self._tokens(caller, request.b))
 
     async def update_context(self, caller: Caller, request: pb.UpdateContextRequest) -> pb.UpdateContextResponse:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,16 @@ async def test_what_can_be_repeated_is(either: Any, client: Any, fake: Any) -> N
     assert len(fake.fail_before["GetModel"]) == 9 - 4
 
 
+async def test_what_closes_is_repeated_and_gone_at_the_second_time(either: Any, client: Any, fake: Any) -> None:
+    context, session = await either(client.create()), await either(client.create_session())
+    for rpc, closed in (("CloseContext", context), ("DeleteSession", session)):
+        fake.fail_after[rpc] = [errors.Unavailable("connection lost")]
+        await either(closed.close())
+        assert len(fake.requests[rpc]) == 2
+    assert not fake.contexts
+    assert not fake.sessions
+
+
 async def test_what_makes_contexts_is_tried_once_and_safely_again_with_an_id(
     either: Any, client: Any, fake: Any
 ) -> None:
@@ -71,6 +83,37 @@ async def test_deadlines(either: Any, serving: Any) -> None:
     with pytest.raises(errors.DeadlineExceeded):
         await either(context.refresh())
     assert (await either(context.refresh(timeout_s=10.0))).seq_len == 0
+
+
+async def test_a_stream_that_is_read_ends_with_cancelled_when_the_client_is_closed(serving: Any) -> None:
+    """And not as if its task had been cancelled, which would end without a word."""
+    serving.fake.stalls = True
+    client = jaxctx.aio.Client(serving.target)
+    context = await client.create("hello")
+    reading = asyncio.create_task(context.complete())
+    assert await asyncio.to_thread(serving.fake.started.wait, 5)
+    await client.close()
+    with pytest.raises(errors.Cancelled):
+        await reading
+
+
+async def test_a_call_under_way_ends_with_cancelled_when_the_client_is_closed(serving: Any) -> None:
+    entered, may_go_on = threading.Event(), threading.Event()
+
+    def slow_context_message(context_id: str) -> Any:
+        entered.set()
+        may_go_on.wait(5)
+        raise errors.NotFound("it does not matter any more")
+
+    client = jaxctx.aio.Client(serving.target)
+    context = await client.create("hello")
+    serving.fake.context_message = slow_context_message
+    asking = asyncio.create_task(context.refresh())
+    assert await asyncio.to_thread(entered.wait, 5)
+    await client.close()
+    with pytest.raises(errors.Cancelled):
+        await asking
+    may_go_on.set()
 
 
 async def test_nobody_there(either: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import weakref
 from typing import Any
 
@@ -138,6 +139,41 @@ async def test_a_stream_after_one_left_early(either: Any, client: Any, fake: Any
     fake.stalls = False
     assert (await either(context.complete())).text == "abcdef"
     assert fake.requests["GetContext"]  # it asked whether the server was done
+
+
+async def cut_short(either: Any, context: Any) -> None:
+    """Leave a stream of the context early."""
+    stream = await either.enter(context.generate())
+    await either.next(stream)
+    await either.exit(stream)
+
+
+@pytest.mark.parametrize("operation", ["fill", "complete"])
+async def test_the_wait_after_a_stream_left_early_is_within_the_operations_time(
+    either: Any, client: Any, fake: Any, operation: str
+) -> None:
+    fake.stalls, fake.release_delay_s = True, 1.0
+    context = await either(client.create("hello"))
+    await cut_short(either, context)
+    assert await asyncio.to_thread(fake.cancelled.wait, 5)
+    fake.stalls = False
+    began = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded):
+        await either(context.fill("!", timeout_s=0.2) if operation == "fill" else context.complete(timeout_s=0.2))
+    assert time.monotonic() - began < 0.8
+    await either(context.fill("!"))  # waits on
+
+
+async def test_the_next_operation_waits_where_the_one_before_could_not_ask(either: Any, client: Any, fake: Any) -> None:
+    fake.stalls, fake.release_delay_s = True, 0.5
+    context = await either(client.create("hello"))
+    await cut_short(either, context)
+    assert await asyncio.to_thread(fake.cancelled.wait, 5)
+    fake.stalls = False
+    fake.fail_before["GetContext"] = [errors.Internal("a defect")]
+    with pytest.raises(errors.Internal):
+        await either(context.fill("!"))
+    await either(context.fill("!"))
 
 
 async def test_a_refused_stream_asks_nothing_more(either: Any, client: Any, fake: Any) -> None:

@@ -15,7 +15,13 @@ from google.protobuf.message import Message
 
 from jaxctx import convert, errors, types
 from jaxctx.engine.interface import Caller
-from jaxctx.engine.remote import INCARNATION_HEADER, TENANT_HEADER, TRACEPARENT_HEADER, RemoteEngine
+from jaxctx.engine.remote import (
+    INCARNATION_HEADER,
+    MAX_TEXT_BYTES,
+    TENANT_HEADER,
+    TRACEPARENT_HEADER,
+    RemoteEngine,
+)
 from jaxctx.v1 import context_service_pb2
 from tests.connection_forwarder import ConnectionForwarder
 from tests.jaxctx.client.fake_server import FakeServer, FakeService
@@ -61,7 +67,22 @@ async def test_engine_and_model(engine: RemoteEngine) -> None:
     assert (stats.pages_total, stats.draining) == (10, True)
     assert (engine.info.model_id, engine.info.mesh) == ("fake", {"data": 1, "model": 2})
     assert await engine.clear_cache(ALICE) == 12
-    assert await engine.encode("AB", True) == [65, 66]
+
+
+async def test_texts_are_tokenised_for_a_tenant_within_its_time(engine: RemoteEngine, fake: FakeService) -> None:
+    assert await engine.encode(ALICE, "AB", True) == [65, 66]
+    (headers,) = fake.metadata["Tokenize"]
+    assert headers[TENANT_HEADER] == "alice"
+    with pytest.raises(errors.DeadlineExceeded):
+        await engine.encode(Caller("alice", deadline=time.monotonic()), "AB", True)
+
+
+async def test_a_text_that_no_message_holds_is_refused_with_the_limit(engine: RemoteEngine, fake: FakeService) -> None:
+    assert MAX_TEXT_BYTES == 2 << 20
+    with pytest.raises(errors.InvalidArgument, match=str(MAX_TEXT_BYTES)) as raised:
+        await engine.encode(ALICE, "é" * (MAX_TEXT_BYTES // 2) + "e", True)
+    assert raised.value.violations[0].field == "prompt"
+    assert not fake.requests["Tokenize"]
 
 
 async def test_contexts(engine: RemoteEngine, fake: FakeService) -> None:

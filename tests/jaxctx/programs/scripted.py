@@ -18,7 +18,7 @@ from tests.server.fake_engine import INFO, STATS
 BOS = 1
 
 
-async def encode(text: str, start: bool) -> list[int]:
+async def encode(caller: Caller, text: str, start: bool) -> list[int]:
     """A token for each character, and one at the start of a sequence."""
     return [BOS] * start + [ord(character) for character in text]
 

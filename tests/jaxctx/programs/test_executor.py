@@ -50,7 +50,7 @@ SETTINGS: dict[str, CallOutput] = {
 }
 
 
-async def encode(text: str, start: bool) -> list[int]:
+async def encode(caller: Caller, text: str, start: bool) -> list[int]:
     return TEXT.tokenizer.encode(text, add_special_tokens=start)
 
 
@@ -58,7 +58,7 @@ async def undisturbed(engine: LocalEngine, settings: CallOutput) -> tuple[list[i
     """Tokens and text of an output that one engine makes, of a context of its own."""
     caller = Caller("alone")
     context = await engine.create(caller, CreateContextRequest(salt="alone"))
-    await engine.fill(caller, context.context_id, await encode(PROMPT, True))
+    await engine.fill(caller, context.context_id, await encode(Caller(), PROMPT, True))
     request = GenerateRequest(
         context_id=context.context_id,
         max_tokens=settings.max_tokens,
@@ -91,7 +91,7 @@ class Losing:
         session = self.programs.create(TENANT, 600.0)
         parameter = Parameter(name="o", output=settings)
         call = session.submit(SubmitCallRequest(template=PROMPT + "{{o}}", parameters=[parameter], timeout_s=600))
-        task, prompt, read = call.tasks[0], len(await encode(PROMPT, True)), ""
+        task, prompt, read = call.tasks[0], len(await encode(Caller(), PROMPT, True)), ""
         variable, next_loss = session.request(task.output.id, Criterion.LATENCY), every
         tokens: list[int] = []
         async for part in variable.read():

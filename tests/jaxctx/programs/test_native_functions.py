@@ -36,6 +36,9 @@ async def run(function: str | native_functions.Function, **texts: str) -> str:
     [
         ("strip", {"text": " x\n"}, "x"),
         ("strip", {"text": "--x-", "characters": "-"}, "x"),
+        ("strip", {"text": "-x- x--", "characters": "x-"}, " "),
+        ("strip", {"text": "--", "characters": "-"}, ""),
+        ("strip", {"text": " x ", "characters": ""}, " x "),
         ("join", {"a": "a", "b": "b", "separator": ", ", "c": "c"}, "a, b, c"),
         ("join", {}, ""),
         ("split", {"text": "a\nb\nc"}, "a"),
@@ -95,6 +98,15 @@ async def test_an_output_that_would_be_too_long_is_never_made(name: str, texts: 
         await run(name, **texts)
     assert "output" in error.value.message
     assert error.value.reason == "NEVER_FITS"
+
+
+async def test_many_characters_to_strip_from_a_long_text_take_little_time() -> None:
+    """By `str.strip` it takes minutes, in which nothing else runs."""
+    half = native_functions.MAX_BYTES // 2
+    characters = "b" * (native_functions.MAX_BYTES - 1) + "a"
+    began = time.monotonic()
+    assert await run("strip", text="a" * half + "c" + "a" * (half - 1), characters=characters) == "c"
+    assert time.monotonic() - began < native_functions.TIMEOUT_S
 
 
 async def test_a_pattern_that_would_take_for_ever_elsewhere() -> None:

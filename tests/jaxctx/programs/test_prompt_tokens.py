@@ -28,7 +28,7 @@ TEXT = echo_text()
 TOKENS: dict[str, list[int]] = {}  # of every call, when the latest of its tasks had ended
 
 
-async def encode(text: str, start: bool) -> list[int]:
+async def encode(caller: Caller, text: str, start: bool) -> list[int]:
     return TEXT.tokenizer.encode(text, add_special_tokens=start)
 
 
@@ -110,8 +110,8 @@ async def test_a_prompt_is_tokenised_as_one_text(engine: LocalEngine, programs: 
     prefix = SYSTEM + "Now t"
     call = submit(session, prefix + "{{q}}{{o}}", Parameter(name="q", text="he end"), output("o", 5))
     await done(session, call)
-    prompt = await encode(prefix + "he end", True)
-    assert prompt != await encode(prefix, True) + await encode("he end", False)
+    prompt = await encode(Caller(), prefix + "he end", True)
+    assert prompt != await encode(Caller(), prefix, True) + await encode(Caller(), "he end", False)
     assert TOKENS[call.id] == prompt + await alone(engine, prompt, 5)
 
 
@@ -126,8 +126,8 @@ async def test_text_after_an_output_follows_its_tokens(engine: LocalEngine, prog
         *(output(name, 7) for name in "abc"),
     )
     await done(session, call)
-    first = await alone(engine, await encode("First: ", True), 7)
-    middle = [*await encode("First: ", True), *first, *await encode(" then that: ", False)]
+    first = await alone(engine, await encode(Caller(), "First: ", True), 7)
+    middle = [*await encode(Caller(), "First: ", True), *first, *await encode(Caller(), " then that: ", False)]
     second = await alone(engine, middle, 7)
     third = await alone(engine, middle + second, 7)
     assert TOKENS[call.id] == middle + second + third
@@ -148,7 +148,7 @@ async def test_another_engine_goes_on_where_one_was_lost(make_engine, echo_serve
         if node.id in registry.handles:
             registry.register("two", two, encode)
             registry.lose(node)
-    prompt = await encode(SYSTEM, True)
+    prompt = await encode(Caller(), SYSTEM, True)
     assert TOKENS[call.id] == prompt + await alone(two, prompt, 60)
     assert call.tasks[0].engine_id == "two"
     assert "".join(parts) == variable.text

@@ -2,13 +2,14 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import Cancelled, DeadlineExceeded, ResourceExhausted, Unavailable
 from jaxctx.programs import dispatcher, executor
-from jaxctx.types import Criterion, SubmitCallRequest
+from jaxctx.types import CreateContextRequest, Criterion, SubmitCallRequest
 from tests.jaxctx.programs.conftest import ProgramsHarness, ask, call, output, run_event_loop, until
 from tests.jaxctx.programs.scripted import ScriptedEngine, encode
 from tests.server.fake_engine import STATS
@@ -70,7 +71,50 @@ async def test_the_latest_used_prefixes_are_remembered(monkeypatch: pytest.Monke
         assert [text[1:4] for *_, text in harness.nodes[0].prefixes][-1] == used * 3
     assert {text[0] for *_, text in harness.nodes[0].prefixes} == {"a", "b"}
     kept = [chr(tokens[-1]) for tokens in engine.contexts.values()]
-    assert sorted(kept) == ["a", "b", "b", "c"]  # that of b was forgotten, and its time to live will end it
+    assert sorted(kept) == ["a", "b"]  # the others are closed
+
+
+async def test_a_tenant_keeps_so_many_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "MAX_TENANT_PREFIXES", 2)
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    for tenant, used in (("other", "x"), ("t", "a"), ("t", "b"), ("t", "a"), ("t", "c")):
+        session = harness.session(tenant)
+        assert await ask(session, call(session, f"{used * 80} {{{{o}}}}", o=output("o"))["o"])
+        await run_event_loop()
+    kept = [(tenant, chr(tokens[-1])) for (tenant, _), tokens in engine.contexts.items()]
+    assert sorted(kept) == [("other", "x"), ("t", "a"), ("t", "c")]
+    assert {(tenant, text[0]) for tenant, _, text in harness.nodes[0].prefixes} == set(kept)
+
+
+@pytest.mark.parametrize("reason", ["QUOTA", "TOO_MANY_CONTEXTS"])
+async def test_kept_prefixes_make_room_for_calls(reason: str) -> None:
+    """Of the same tenant, the longest unused first, and no more than are needed."""
+
+    class LimitedEngine(ScriptedEngine):
+        async def create(self, caller: Caller, request: CreateContextRequest) -> Any:
+            if sum(tenant == caller.tenant for tenant, _ in self.contexts) >= 2:
+                self.log.append(("refuse", ""))
+                raise ResourceExhausted("no more contexts", reason=reason, retry_after_s=60.0)
+            return await super().create(caller, request)
+
+    harness = ProgramsHarness(engine := LimitedEngine())
+    for tenant, used in (("other", "x"), ("t", "a"), ("t", "b"), ("t", "c")):
+        session = harness.session(tenant)
+        assert await ask(session, call(session, f"{used * 80} {{{{o}}}}", o=output("o"))["o"])
+        await run_event_loop()
+    kept = [(tenant, chr(tokens[-1])) for (tenant, _), tokens in engine.contexts.items()]
+    assert sorted(kept) == [("other", "x"), ("t", "b"), ("t", "c")]
+    assert len(engine.did("refuse")) == 1
+
+
+async def test_without_kept_prefixes_a_call_waits_for_room() -> None:
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
+    engine.failing, engine.failure = "create", ResourceExhausted("full", reason="QUOTA", retry_after_s=0.01)
+    asking = asyncio.create_task(ask(session, call(session, "say {{o}}", o=output("o"))["o"]))
+    await until(lambda: len(engine.did("create")) >= 2)
+    engine.failure = None
+    assert await asking == "<say >"
 
 
 async def test_a_prefix_shorter_than_a_page_is_not_kept() -> None:

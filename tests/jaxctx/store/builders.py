@@ -147,6 +147,8 @@ class MemoryObjects:
     """Objects in a dictionary, that outlive the stores opened on them, and remember the calls."""
 
     part_bytes = 2 * PAGE_BYTES
+    deletes_on_condition = True
+    replies_may_be_lost = False
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -209,3 +211,25 @@ class MemoryObjects:
 
     def count(self, prefix: str) -> int:
         return sum(key.startswith(prefix) for key in self.values)
+
+
+class RemoteObjects(MemoryObjects):
+    """As over HTTP: the next replace lands, its reply is lost, and the repeated one meets another generation."""
+
+    replies_may_be_lost = True
+
+    def __init__(self, *, deletes_on_condition=True) -> None:
+        super().__init__()
+        self.deletes_on_condition = deletes_on_condition
+        self.loses_next_reply = False
+        self.before_retry = lambda: None  # what other processes do between the two
+
+    def replace(self, key, value, expected):
+        if value is None and not self.deletes_on_condition:
+            value = b""
+        made = super().replace(key, value, expected)
+        if self.loses_next_reply:
+            self.loses_next_reply = False
+            self.before_retry()
+            return super().replace(key, value, expected)
+        return made

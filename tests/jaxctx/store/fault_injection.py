@@ -26,6 +26,8 @@ class Interrupted:
     def __init__(self, objects, point: Callable[[], None]) -> None:
         self.objects, self.point = objects, point
         self.part_bytes = objects.part_bytes
+        self.deletes_on_condition = objects.deletes_on_condition
+        self.replies_may_be_lost = objects.replies_may_be_lost
 
     def _do(self, action):
         self.point()

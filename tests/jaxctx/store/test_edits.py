@@ -41,6 +41,18 @@ def test_a_version_is_added_as_the_latest_and_the_oldest_may_go() -> None:
         edits.add_version(entry_of(1), NOW, version=VERSION, overwrite=None, history=None)
 
 
+def test_a_version_that_was_added_is_not_added_again() -> None:
+    """By its manifest: the record has landed, and nobody heard of it."""
+    mine = replace(VERSION, manifest="mine")
+    entry = edits.add_version(entry_of(1), NOW, version=mine, overwrite=1, history=None)
+    assert edits.find_added(entry, mine) is entry.versions[-1]
+    assert edits.add_version(entry, NOW + 1, version=mine, overwrite=1, history=None) is entry
+    other = replace(VERSION, manifest="other")
+    assert edits.find_added(entry, other) is edits.find_added(entry, VERSION) is None
+    with pytest.raises(Aborted):
+        edits.add_version(entry, NOW + 1, version=other, overwrite=1, history=None)
+
+
 def test_taking_the_latest_takes_the_name() -> None:
     latest = replace(VERSION, version=2)
     assert numbers(edits.take_version(entry_of(1, 2), NOW, version=latest, latest=True)) == []

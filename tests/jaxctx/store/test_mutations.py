@@ -140,9 +140,7 @@ MUTATIONS = [
     Mutation(
         "a second close takes another's hold", SnapshotReader, "close", "self._open = False", "pass", often=READING
     ),
-    Mutation(
-        "what a reader held stays", Pages, "unpin", "if manifest not in", "if False and manifest not in", often=READING
-    ),
+    Mutation("what a reader held stays", Pages, "unpin", "if not self", "if False and not self", often=READING),
     Mutation("what was held once stays", Pages, "unpin", "self._pins = +self._pins", "pass"),
     Mutation("saves hold nothing", Pages, "find", "self._pins.update(", "_ = list(", often=SAVING),
     Mutation(

@@ -33,6 +33,18 @@ def test_unusable_urls(url):
     assert error.value.violations[0].field == "store"
 
 
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("memory://x", (True, False)),
+        ("s3://bucket/x?endpoint=http://127.0.0.1:1&aws_region=us-east-1", (False, True)),
+    ],
+)
+def test_what_a_store_can_promise(url, expected):
+    objects = open_objects(url)
+    assert (objects.deletes_on_condition, objects.replies_may_be_lost) == expected
+
+
 def test_long_names(tmp_path):
     """Even a longer name than the validator lets through makes a file name."""
     store = open_store(str(tmp_path))

@@ -6,6 +6,7 @@ from jaxctx.errors import (
     NotFound,
     Unavailable,
 )
+from jaxctx.store import PagesGone
 from jaxctx.store.pages import GRACE_S
 
 from .builders import (
@@ -14,7 +15,10 @@ from .builders import (
     Clock,
     MemoryObjects,
     check,
+    described,
+    lineage,
     open_store,
+    page,
     save,
 )
 from .fault_injection import Interrupted
@@ -132,3 +136,60 @@ def test_what_may_be_named_is_not_deleted():
     check(open_store(objects, seed="b"), range(8))
     store.collect()
     check(store, range(8))
+
+
+# --- pages that another process deletes
+
+
+def test_a_save_that_shares_pages_which_are_gone_fails_before_it_is_acknowledged():
+    """And the next one stores them anew."""
+    objects = MemoryObjects()
+    store, other = open_store(objects), open_store(objects, seed="b")
+    save(other, range(8), "deleted")
+    store.refresh_tenant("t")
+    save(store, range(20, 24), "loads what is stored")
+    writer = store.begin(held := lineage([*range(8), 8]))
+    assert [*writer.missing] == [2]
+    writer.add(2, page(held.page_keys()[2]))
+    other.remove("t", "deleted")
+    other.collect()
+    before = dict(objects.values)
+    with pytest.raises(PagesGone) as error:
+        writer.finish(described(), attachment=b"attached")
+    assert (error.value.code, error.value.reason) == ("UNAVAILABLE", "STORE_FAILED")
+    assert objects.values == before
+    with pytest.raises(NotFound):
+        store.get("t", "a")
+    assert save(store, held)[1] == 3
+    check(open_store(objects, seed="c"), held.tokens)
+
+
+def test_a_collection_finds_out_which_pages_are_gone():
+    objects = MemoryObjects()
+    store, other = open_store(objects), open_store(objects, seed="b")
+    save(other, range(8), "deleted")
+    store.refresh_tenant("t")
+    save(store, range(20, 24), "kept")
+    other.remove("t", "deleted")
+    other.collect()
+    store.collect()
+    assert save(store, range(8))[1] == 2
+    assert save(store, range(20, 24), "again")[1] == 0
+
+
+def test_once_its_manifest_is_stored_others_keep_the_pages_that_a_save_shares():
+    objects = MemoryObjects()
+    store, other = open_store(objects), open_store(objects, seed="b")
+    save(other, range(8), "deleted")
+    store.refresh_tenant("t")
+    fetch = objects.fetch
+
+    def delete_before_it_looks(*arguments):
+        other.remove("t", "deleted")
+        other.collect()
+        return fetch(*arguments)
+
+    objects.fetch = delete_before_it_looks
+    assert save(store, range(8))[1] == 0
+    objects.fetch = fetch
+    check(open_store(objects, seed="c"), range(8))

@@ -123,7 +123,7 @@ def test_context_records_have_the_fields_of_their_message():
 
 
 def test_names_have_the_fields_that_are_stored():
-    assert names_of(StoredName) == {"tenant", "name", "last_version", "versions"}
+    assert names_of(StoredName) == {"tenant", "name", "last_version", "versions", "change_id"}
 
 
 @pytest.mark.parametrize("expiry", [Lifetime(), Lifetime(12.5, 2.5, True), Lifetime(12.5, 2.5, False)], ids=repr)
@@ -141,6 +141,12 @@ def test_a_record_of_another_name_is_refused():
     assert decode_name(data, "t", "other") is None
     assert decode_name(data, "other", "n") is None
     assert decode_name(data[:-1], "t", "n") is None
+
+
+def test_a_record_tells_its_change_from_any_other():
+    mine, other = encode_name("t", "n", 9, [], "mine"), encode_name("t", "n", 9, [], "other")
+    assert mine != other
+    assert decode_name(mine, "t", "n") == decode_name(other, "t", "n") == (9, ())
 
 
 def test_every_field_of_a_manifest_comes_back():

@@ -3,13 +3,18 @@
 import pytest
 
 from jaxctx.errors import (
+    Aborted,
     NotFound,
     Unavailable,
 )
+from jaxctx.store.snapshot_index import REFRESH_S
 
 from .builders import (
+    PAGE_BYTES,
     Clock,
     MemoryObjects,
+    RemoteObjects,
+    attachment_of,
     check,
     described,
     lineage,
@@ -99,9 +104,10 @@ def test_restart_reads_names_only():
     objects.calls.clear()
     assert save(restarted, [3, *range(41)], "new")[1] == 1
     restarted.collect()
-    reads = [key for call, key in objects.calls if call in ("read", "fetch")]
+    reads = [key for call, key in objects.calls if call == "read"]
     assert len(reads) == 5
     assert all(key.startswith("manifests/") for key in reads)
+    assert [key.split("/")[0] for call, key in objects.calls if call == "fetch"] == ["packs"]  # is it still there?
 
 
 @pytest.mark.parametrize("scenario", ["save", "overwrite", "delete", "take", "update"])
@@ -139,3 +145,186 @@ def test_it_stays_unknown_whether_the_record_was_replaced(scenario):
         assert state(objects, "again") == found
         check_no_garbage(objects, store, clock)
         assert {one.name for one in store.list("t")} == set(found)
+
+
+# --- what other processes made of all names
+
+
+def test_a_tenants_names_are_read_again_after_a_while(objects):
+    """What was saved, changed and deleted elsewhere, by a process that may be gone by now."""
+    clock = Clock()
+    first, second = open_store(objects, clock), open_store(objects, clock, seed="b")
+    for name in ("deleted", "changed"):
+        save(first, range(8), name)
+    save(first, range(8), "not mine", tenant="u")
+    first.refresh_tenant("t")
+    second.refresh_tenant("t")
+    second.remove("t", "deleted")
+    save(second, range(12), "changed", 1)
+    save(second, range(4), "new")
+    save(second, range(4), "not mine, too", tenant="u")
+    first.refresh_tenant("t")
+    assert [one.name for one in first.list("t")] == ["changed", "deleted"], "it has just looked"
+    clock.now += REFRESH_S
+    first.refresh_tenant("t")
+    assert [(one.name, one.version) for one in first.list("t")] == [("changed", 2), ("new", 1)]
+    assert first.usage("t") == (3, (2 + 3 + 1) * PAGE_BYTES)
+    assert [one.name for one in first.list("u")] == ["not mine"], "another tenant's are not looked at"
+    check(first, range(4), "new")
+
+
+def test_a_look_at_all_names_leaves_alone_what_is_in_memory(objects):
+    store, other, gone = open_store(objects), open_store(objects, seed="b"), []
+    store.on_gone(gone.extend)
+    store.put(described("held", held="mine"))
+    save(other, range(8), "held")
+    store.refresh_tenant("t")
+    assert (store.get("t", "held").held, gone) == ("mine", [])
+
+
+def test_a_look_that_fails_hides_nothing_and_is_not_repeated_at_once(objects, monkeypatch):
+    clock, looks = Clock(), []
+    store = open_store(objects, clock)
+    save(store, range(8))
+
+    def fails(prefix):
+        looks.append(prefix)
+        clock.now += 10
+        raise Unavailable("gone", reason="STORE_FAILED")
+
+    monkeypatch.setattr(objects, "list", fails)
+    store.refresh_tenant("t")
+    clock.now += 100  # it took long, so the next one comes late
+    store.refresh_tenant("t")
+    assert (len(looks), store.usage("t")[0]) == (1, 1)
+    clock.now += 1000
+    store.refresh_tenant("t")
+    assert len(looks) == 2
+
+
+def test_while_one_looks_at_all_names_others_do_not_wait(objects, monkeypatch):
+    clock, store = Clock(), None
+    listed, looks = objects.list, []
+
+    def look(prefix):
+        looks.append(prefix)
+        clock.now += 100
+        store.refresh_tenant("t")
+        return listed(prefix)
+
+    store = open_store(objects, clock)
+    monkeypatch.setattr(objects, "list", look)
+    store.refresh_tenant("t")
+    assert len(looks) == 1
+
+
+def test_a_collection_forgets_names_that_were_deleted_elsewhere():
+    """Once there is anything of others that is old: it reads all names again."""
+    objects, clock = MemoryObjects(), Clock()
+    store, other = open_store(objects, clock), open_store(objects, clock, seed="b")
+    save(store, range(8))
+    other.refresh_name("t", "a")
+    other.remove("t", "a")
+    save(other, range(20, 24), "of others")
+    clock.now += 100_000
+    store.collect()
+    assert [one.name for one in store.list("t")] == ["of others"]
+
+
+# --- replies that are lost
+
+
+@pytest.fixture(params=["deletes on condition", "does not"])
+def remote(request) -> RemoteObjects:
+    return RemoteObjects(deletes_on_condition=request.param == "deletes on condition")
+
+
+def test_a_save_whose_reply_is_lost_is_saved(remote):
+    store = open_store(remote)
+    remote.loses_next_reply = True
+    first, _ = save(store, range(8), attachment=b"attached")
+    remote.loses_next_reply = True
+    second, _ = save(store, range(9), overwrite=1)
+    assert (first.version, second.version, second.parent_version) == (1, 2, 1)
+    for each in (store, open_store(remote, seed="b")):
+        check(each, range(8), version=1)
+        check(each, range(9))
+        assert attachment_of(each, version=1) == b"attached"
+    assert store.collect() == 0
+
+
+def test_a_save_whose_reply_is_lost_and_that_another_process_changes_at_once(remote):
+    store, other = open_store(remote), open_store(remote, seed="b")
+
+    def change():
+        other.refresh_name("t", "a")
+        other.update("t", "a", labels={"k": "v"})
+
+    remote.loses_next_reply, remote.before_retry = True, change
+    saved, _ = save(store, range(8))
+    assert (saved.version, saved.labels) == (1, {"k": "v"})
+    check(open_store(remote, seed="c"), range(8))
+
+
+def test_a_save_whose_reply_is_lost_and_that_another_process_deletes_at_once(remote):
+    """It was there, and went before its caller knew of it: it is saved once more."""
+    store, other = open_store(remote), open_store(remote, seed="b")
+
+    def delete():
+        other.refresh_name("t", "a")
+        other.remove("t", "a")
+
+    remote.loses_next_reply, remote.before_retry = True, delete
+    save(store, range(8))
+    check(open_store(remote, seed="c"), range(8))
+
+
+def test_other_changes_whose_replies_are_lost(remote):
+    store = open_store(remote)
+    save(store, range(8))
+    save(store, range(9), overwrite=1)
+    remote.loses_next_reply = True
+    assert store.update("t", "a", labels={"k": "v"}).labels == {"k": "v"}
+    found = store.get("t", "a", 1)
+    remote.loses_next_reply = True
+    assert store.take(found, latest=False) == [found]
+    found = store.get("t", "a")
+    remote.loses_next_reply = True
+    assert store.take(found, latest=True) == [found]
+    save(store, range(10))
+    remote.loses_next_reply = True
+    assert [one.version for one in store.remove("t", "a")] == [1]
+    for each in (store, open_store(remote, seed="b")):
+        assert (each.list("t"), each.usage("t")) == ([], (0, 0))
+    store.collect()
+    assert (remote.count("packs/"), remote.count("manifests/")) == (0, 0)
+    save(store, range(11))
+    check(open_store(remote, seed="c"), range(11))
+
+
+@pytest.mark.parametrize("latest", [False, True])
+def test_who_was_slower_knows_that_it_got_nothing(remote, latest):
+    """Though both would write the same, but for the ids of their changes."""
+    store, other = open_store(remote), open_store(remote, seed="b")
+    if not latest:
+        save(store, range(8))
+    found, _ = save(store, range(9), overwrite=None if latest else 1)
+    if not latest:
+        found = store.get("t", "a", 1)
+    other.refresh_name("t", "a")
+    assert other.take(found, latest=latest)
+    with pytest.raises((NotFound, Aborted)):
+        store.take(found, latest=latest)
+    remaining = [] if latest else [2]
+    assert [one.version for one in store.list("t")] == remaining
+
+
+def test_where_deletes_have_conditions_nothing_is_left_of_a_name():
+    objects = RemoteObjects()
+    store = open_store(objects)
+    save(store, range(8))
+    store.remove("t", "a")
+    store.collect()
+    assert not objects.values
+    save(store, range(8))
+    check(store, range(8))

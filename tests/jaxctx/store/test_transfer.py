@@ -7,6 +7,7 @@ from jaxctx.errors import (
     AlreadyExists,
     DataLoss,
     NotFound,
+    Unauthenticated,
 )
 
 from .builders import (
@@ -103,6 +104,18 @@ def test_abort_leaves_nothing(objects):
         writer.add(3, bytes(PAGE_BYTES))
     assert objects.list("packs/") == objects.list("manifests/") == []
     assert store.list("t") == []
+
+
+def test_what_goes_wrong_after_the_commit_deletes_nothing():
+    store = open_store(objects := MemoryObjects())
+
+    def fails(versions):
+        raise Unauthenticated("not one of the errors after which the record is unknown")
+
+    store.on_gone(fails)
+    with pytest.raises(Unauthenticated):
+        save(store, range(8))
+    check(open_store(objects, seed="b"), range(8))
 
 
 def test_an_open_snapshot_outlives_its_name(objects):

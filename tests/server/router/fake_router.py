@@ -95,7 +95,7 @@ class FakeRemoteEngine(RemoteEngine):
         self._adapter_revisions = dict(self.fake.adapter_revisions)
         return STATS
 
-    async def encode(self, text: str, start: bool) -> Sequence[int]:
+    async def encode(self, caller: Caller, text: str, start: bool) -> Sequence[int]:
         return [ord(character) for character in text]
 
     async def call(self, method: Any, caller: Caller, request: Any) -> Any:

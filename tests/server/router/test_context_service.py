@@ -215,6 +215,22 @@ async def test_contexts_on_two_engines_are_compared_by_their_tokens(router: Fake
     assert response == pb.CompareResponse(common_tokens=2, length_a=3, length_b=4)
 
 
+async def test_contexts_on_two_engines_are_compared_while_a_third_is_away(router: FakeRouter) -> None:
+    await create_on(router, "a", "x", (1, 2, 3))
+    await create_on(router, "b", "y", (1, 2, 4, 5))
+    for context_id in ("x", "y"):
+        await router.contexts.get_context(ALICE, pb.GetContextRequest(context_id=context_id))
+    lost = errors.Unavailable("the engine does not answer", reason="ENGINE_LOST")
+    missing = errors.NotFound("no such context")
+    router.connections["a"].errors["Compare"], router.connections["b"].errors["Compare"] = [lost], [missing]
+    response = await router.contexts.compare(ALICE, pb.CompareRequest(a="x", b="y"))
+    assert response == pb.CompareResponse(common_tokens=2, length_a=3, length_b=4)
+    stopped = errors.Unavailable("it stops", reason="NOT_SERVING")
+    router.connections["a"].errors["Compare"], router.connections["b"].errors["Compare"] = [stopped], [missing]
+    with pytest.raises(errors.Unavailable):
+        await router.contexts.compare(ALICE, pb.CompareRequest(a="x", b="y"))
+
+
 async def test_a_context_that_is_nowhere_cannot_be_compared(router: FakeRouter) -> None:
     await create_on(router, "a", "x", (1, 2, 3))
     for connection in router.connections.values():

@@ -78,6 +78,25 @@ def test_a_step_follows_at_once_where_no_guess_could_be_sent(core) -> None:
     assert core.schedule() is not None
 
 
+@pytest.mark.parametrize("before", [0, 5, 8])
+def test_a_request_refused_after_it_was_preempted_while_its_pages_came_back_leaves_no_tokens(before: int) -> None:
+    """Else who tries again appends them twice. Where they begin within a page, its own tokens keep their KV."""
+    core: Any = Simulated(with_config(pages=32, page_size=4), lambda batch, at: 0.01).core
+    context = core.contexts.create(ME, CreateContextRequest())
+    core.fill(ME, context.id, np.arange(before, dtype=np.int32), True, Reply())
+    reply: Any = Reply()
+    request = core.fill(ME, context.id, np.arange(100, 120, dtype=np.int32), False, reply)
+    core.cache.grow(context, 16)  # as if they had come back
+    core.cache.mark_computed(context, 16)
+    request.run_number = 1
+    assert not request.never_ran
+    error = ResourceExhausted("no", reason="OUT_OF_PAGES")
+    core.fail(request, error)
+    assert reply.results == [error]
+    assert context.tokens(0).tolist() == list(range(before))
+    assert context.seq_len == before
+
+
 def test_events_are_carried_out_in_order(core, monkeypatch) -> None:
     request, reply = fill(core, 5)
     noted: list[object] = []

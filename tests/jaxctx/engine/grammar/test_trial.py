@@ -17,7 +17,7 @@ import pytest
 
 from jaxctx.engine.grammar.compiler import LIMITS
 from jaxctx.engine.grammar.trial import TOO_MUCH, GrammarTrials
-from jaxctx.errors import Unavailable
+from jaxctx.errors import ResourceExhausted, Unavailable
 from tests.echo import echo_text
 from tests.jaxctx.engine.grammar.hostile import ENDLESS, rule_chain
 
@@ -115,14 +115,14 @@ def test_a_process_that_cannot_be_started(trials: GrammarTrials, monkeypatch: py
 
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "Popen", refused)
-        with pytest.raises(Unavailable) as failed:
+        with pytest.raises(ResourceExhausted) as failed:  # Unavailable would say that the engine is lost
             trials.try_grammar(GOOD)
-    assert (failed.value.reason, failed.value.retry_after_s) == ("NOT_SERVING", 1.0)
+    assert (failed.value.reason, failed.value.retry_after_s) == ("QUEUE_FULL", 1.0)
     assert trials.try_grammar(GOOD) == ""
 
 
 def test_a_setup_that_the_process_cannot_use_is_the_servers_fault() -> None:
     trials = GrammarTrials(lambda: {**setup(), "tokenizer": "{}"})
-    with pytest.raises(Unavailable):
+    with pytest.raises(ResourceExhausted):
         trials.try_grammar(GOOD)
     assert pids(trials) == set()

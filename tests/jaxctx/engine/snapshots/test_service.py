@@ -227,3 +227,68 @@ async def test_counts_and_lists_of_many_names_keep_off_the_event_loop(engine: Lo
     assert [each.name for each in await engine.snapshots(ME, "", "", 10)] == ["a"]
     assert len(threads) == 2
     assert threading.current_thread().name not in threads
+
+
+# --- engines that share a store
+
+
+async def test_lists_and_quotas_count_what_other_engines_saved_and_deleted(
+    make_engine: Any, tmp_path: Any, clock: Any
+) -> None:
+    config = replace(SMALL, max_snapshots_per_tenant=2)
+    one, other = (make_engine(config, store=str(tmp_path), whole=False, device=name) for name in ("a", "b"))
+    contexts = [await filled(engine, [1] * 4) for engine in (one, other)]
+    for name in ("a", "b"):
+        await one.save(ME, SaveRequest(context_id=contexts[0], name=name, durable=True))
+    with pytest.raises(ResourceExhausted):
+        await other.save(ME, SaveRequest(context_id=contexts[1], name="c", durable=True))
+    assert [each.name for each in await other.snapshots(ME, "", "", 10)] == ["a", "b"]
+    await one.delete_snapshot(ME, "a")
+    clock.offset += 10
+    assert [each.name for each in await other.snapshots(ME, "", "", 10)] == ["b"]
+    await other.save(ME, SaveRequest(context_id=contexts[1], name="c", durable=True))
+    clock.offset += 10
+    assert [each.name for each in await one.snapshots(ME, "", "", 10)] == ["b", "c"]
+    with pytest.raises(ResourceExhausted):
+        await one.save(ME, SaveRequest(context_id=contexts[0], name="d", durable=True))
+
+
+async def test_a_save_stores_pages_again_that_another_engine_deleted(two: list[LocalEngine], monkeypatch: Any) -> None:
+    one, other = two
+    monkeypatch.setattr(other.store, "expire", lambda: None)  # no collection finds it out before
+    tokens = list(range(1, 41))
+    context = await filled(one, tokens)
+    await one.save(ME, SaveRequest(context_id=context, name="a", durable=True))
+    await other.snapshots(ME, "", "", 10)
+    unlike = await filled(other, [9] * 20)
+    await other.save(ME, SaveRequest(context_id=unlike, name="b", durable=True))  # reads which pages are stored
+    await one.delete_snapshot(ME, "a")
+    one.store.collect()
+    like = await filled(other, tokens)
+    await other.save(ME, SaveRequest(context_id=like, name="c", durable=True))
+    await one.close(ME, context)
+    await one.clear_cache(ME)
+    opened = await one.open(ME, OpenRequest(name="c"))
+    assert (opened.restored, opened.computed) == (40, 0)
+
+
+async def test_a_take_whose_reply_is_lost_keeps_its_context(two: list[LocalEngine], monkeypatch: Any) -> None:
+    """The swap lands, and the store then says that the generation was another."""
+    one, other = two
+    context = await filled(one, [1] * 40)
+    await one.save(ME, SaveRequest(context_id=context, name="a", durable=True))
+    objects = one.store._objects
+    replace_object = objects.replace
+    replies: list[bytes | None] = []
+
+    def loses_the_first_reply(key: str, value: bytes | None, expected: bytes) -> bytes | None:
+        replies.append(replace_object(key, value, expected))
+        return replies[-1] if len(replies) > 1 else None
+
+    monkeypatch.setattr(objects, "replies_may_be_lost", True)
+    monkeypatch.setattr(objects, "replace", loses_the_first_reply)
+    opened = await one.take(ME, OpenRequest(name="a"))
+    assert (await one.inspect(ME, opened.context.context_id)).context.seq_len == 40
+    for engine in (one, other):
+        with pytest.raises(NotFound):
+            await engine.open(ME, OpenRequest(name="a"))

@@ -1,0 +1,50 @@
+"""Errors of calls, and the time that is left of an operation. The clients' tests have both in use."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from jaxctx import errors
+from jaxctx.client.calls import Deadline, call_errors
+
+
+async def test_a_task_that_is_cancelled_stays_so() -> None:
+    async def wait() -> None:
+        with call_errors():
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_call_that_is_cancelled_is_an_error_of_its_task() -> None:
+    call = asyncio.get_running_loop().create_future()
+    call.cancel()
+    with pytest.raises(errors.Cancelled) as raised, call_errors():
+        await call
+    assert raised.value.__cause__ is None
+
+
+async def test_a_time_limit_around_a_call_is_a_timeout() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            with call_errors():
+                await asyncio.Event().wait()
+
+
+def test_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    deadline = Deadline(5.0)
+    now[0] += 4.0
+    assert (deadline.remaining_s(), deadline.at_most_s(0.5), deadline.at_most_s(2.0)) == (1.0, 0.5, 1.0)
+    now[0] += 4.0
+    assert (deadline.remaining_s(), deadline.at_most_s(0.5)) == (0.0, 0.0)
+    endless = Deadline(None)
+    assert (endless.remaining_s(), endless.at_most_s(0.5)) == (None, 0.5)
