@@ -77,16 +77,11 @@ class SnapshotSaver:
             return await self._write(fork_of_context, version, request)
         return await self._put(fork_of_context, version, request, hidden)
 
-<<<<<<< HEAD
     async def _check_quota(self, caller: Caller, request: SaveRequest) -> None:
         """Raises ResourceExhausted (QUOTA) if the tenant's snapshots and saves under way are too many or too large.
         What this save drops of its name does not count.
         """
-=======
-    async def _check_quota(self, caller: Caller) -> None:
-        """Raises ResourceExhausted (QUOTA) if the tenant's snapshots and saves under way are too many or too large."""
         await refresh_tenant(self._store, caller.tenant)
->>>>>>> fix-core
         known = [version for version in self._under_way.values() if version is not None]
         dropped = self._store.dropped_by(caller.tenant, request.name, request.max_versions or None)
         # A tenant may have thousands of versions, which takes too long for the event loop. Of two saves that reach a

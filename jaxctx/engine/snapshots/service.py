@@ -20,12 +20,8 @@ from jaxctx.engine.snapshots.open import SnapshotOpener
 from jaxctx.engine.snapshots.publications import Publications
 from jaxctx.engine.snapshots.save import SnapshotSaver
 from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
-<<<<<<< HEAD
-from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name
+from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name, refresh_tenant
 from jaxctx.errors import NotFound
-=======
-from jaxctx.engine.snapshots.store_calls import refresh_name, refresh_tenant
->>>>>>> fix-core
 from jaxctx.store import SnapshotStore, SnapshotVersion
 from jaxctx.types import (
     FillResult,

@@ -138,7 +138,8 @@ class ChatFormats:
         reasoning = None if self.reasoning is None or is_continuation else self.reasoning.parser()
         tool_calls = None
         if self.tool_calls is not None and use.is_allowed:
-            tool_calls = self.tool_calls.parser(tool_names=[tool.name for tool in use.tools])
+            schemas = {tool.name: tool.parameters for tool in use.tools}
+            tool_calls = self.tool_calls.parser(tool_names=schemas.keys(), schemas=schemas)
         return OutputParser(reasoning, tool_calls)
 
     def new_call_id(self) -> str:

@@ -34,6 +34,12 @@ class Tool:
         return str(self.function["name"])
 
     @property
+    def parameters(self) -> Json:
+        """The schema of its arguments; empty if it says nothing of them."""
+        schema = self.function.get("parameters")
+        return schema if isinstance(schema, dict) else {}
+
+    @property
     def is_strict(self) -> bool:
         """Whether the arguments of its calls must match its schema."""
         return self.function.get("strict") is True

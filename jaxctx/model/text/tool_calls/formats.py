@@ -10,6 +10,7 @@
 | phi4 | Phi-4 mini | <|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|> |
 | functools | Phi-4 mini with a template that says so | functools[{"name": "f", "arguments": {}}] |
 | olmo3 | OLMo 3 | <function_calls>f(a=1)</function_calls> |
+| qwen3_coder | Qwen3-Coder | <tool_call><function=f><parameter=a>1</parameter></function></tool_call> |
 """
 
 import hashlib
@@ -21,6 +22,7 @@ from typing import Any
 
 from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls.call_sink import CallSink
+from jaxctx.model.text.tool_calls.element_reader import FUNCTION, PARAMETER, ElementReader
 from jaxctx.model.text.tool_calls.grammar import CallSyntax, Tool, calls_text, tool_call_grammar
 from jaxctx.model.text.tool_calls.parser import ToolCallParser
 from jaxctx.model.text.tool_calls.readers import (
@@ -55,14 +57,26 @@ class ToolCallFormat:
         """Texts of the format that may be special tokens of a tokenizer."""
         return tuple(dict.fromkeys([self.opening, *self.syntax.markers]))
 
-    def parser(self, *, tool_names: Collection[str] | None = None, whole_calls: bool = False) -> ToolCallParser:
+    def parser(
+        self,
+        *,
+        tool_names: Collection[str] | None = None,
+        whole_calls: bool = False,
+        schemas: Mapping[str, Schema] | None = None,
+    ) -> ToolCallParser:
         """A parser for one output.
 
         `tool_names`: a call of another tool is text; None: any name is taken. `whole_calls`: give a call only once all
-        of it is there, and one that breaks off as text; else its arguments come as they are written.
+        of it is there, and one that breaks off as text; else its arguments come as they are written. `schemas`: of
+        arguments, by the names of tools; where values are written without quotes they tell texts from numbers.
         """
         return ToolCallParser(
-            self.opening, self.make_reader, is_bare=self.is_bare, tool_names=tool_names, whole_calls=whole_calls
+            self.opening,
+            self.make_reader,
+            is_bare=self.is_bare,
+            tool_names=tool_names,
+            whole_calls=whole_calls,
+            schemas=schemas,
         )
 
     def grammar(
@@ -224,11 +238,27 @@ OLMO3 = ToolCallFormat(
         between="\n",
         closing="</function_calls>",
         name_is_json=False,
-        arguments_are_keywords=True,
+        arguments="keywords",
+    ),
+)
+QWEN3_CODER = ToolCallFormat(
+    name="qwen3_coder",
+    opening="<tool_call>",
+    make_reader=lambda sink: ClosedReader(sink, ElementReader(sink), "</tool_call>"),
+    syntax=CallSyntax(
+        markers=("<tool_call>", "</tool_call>"),
+        trigger="<tool_call>",
+        before_name="<tool_call>\n<function=",
+        before_arguments=">\n",
+        after_arguments="</function>\n</tool_call>",
+        between="\n",
+        name_is_json=False,
+        arguments="elements",
     ),
 )
 TOOL_CALL_FORMATS = {
-    each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMED, GRANITE, PHI4, FUNCTOOLS, OLMO3)
+    each.name: each
+    for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMED, GRANITE, PHI4, FUNCTOOLS, OLMO3, QWEN3_CODER)
 }
 FAMILY_FORMATS: Mapping[str, ToolCallFormat] = {
     "LlamaForCausalLM": LLAMA3_JSON,
@@ -250,7 +280,7 @@ MARKED_FORMATS = {
     "<|tool_call|>": GRANITE,
 }
 """By what a template has in its text; the first that is there counts."""
-# Templates with one of these write calls as none of the formats here: calls as XML, or with marks of their own.
+# Templates with one of these write calls as none of the formats here.
 OTHER_FORMATS = ("<function=", "<｜tool▁calls▁begin｜>")
 
 
@@ -260,6 +290,8 @@ def tool_call_format(chat_template_source: str | None, family: str | None) -> To
     None if neither says it, or the template writes calls in a format that is not supported.
     """
     source = chat_template_source or ""
+    if all(mark in source for mark in ("<tool_call>", FUNCTION, PARAMETER)):
+        return QWEN3_CODER
     if any(mark in source for mark in OTHER_FORMATS):
         return None
     if "[TOOL_CALLS]" in source:

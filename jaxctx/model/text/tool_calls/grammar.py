@@ -11,10 +11,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import LENIENT, STYLE, Schema, closed_objects, readable
+from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE, PARAMETER, types_of
 from jaxctx.model.text.tool_calls.keyword_arguments import KEY
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 
@@ -23,10 +24,19 @@ ANY_TEXT = r"/(.|\n)*/"
 NO_OBJECT = r"/([^{](.|\n)*)?/"  # a text that does not begin with an object
 ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]*=/"  # of an argument by its name
 # Of a schema, what says which properties an object has, and what says nothing.
+TEXT_KEYS = {"type", "title", "description", "examples", "default", "deprecated", "minLength", "maxLength"}
 PLAIN_OBJECT_KEYS = {
     *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
     *("title", "description", "examples", "default", "deprecated", "$schema", "$id", "$comment", "x-guidance"),
 }
+ELEMENT_KEY = re.compile(r"[^<>\n]{1,256}")
+AFTER_VALUE = f"\n{END_OF_VALUE}\n"
+# A text as a value ends where its end first stands.
+ELEMENT_RULES = [
+    f"element_text[lazy]: ELEMENT_TEXT {json.dumps(AFTER_VALUE)}",
+    f"ELEMENT_TEXT: {ANY_TEXT}",
+    f"any_element: {json.dumps(PARAMETER)} /[^<>\\n]+/ {json.dumps('>' + chr(10))} element_text",
+]
 JSON_PART = re.compile(r'"(?:[^"\\]|\\.)*"|: |, |[{}]')  # a text in an object, and what stands around it
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": ..., "strict": ...}}
 
@@ -48,20 +58,28 @@ class CallSyntax:
     between: str = ""  # two calls
     closing: str = ""  # behind all calls
     name_is_json: bool = True  # the name stands inside a JSON string
-    arguments_are_keywords: bool = False  # a=1, b="x", each value as JSON; else one object
+    arguments: Literal["object", "keywords", "elements"] = "object"  # as JSON; a=1, b="x"; or as in `element_reader`
 
 
 def calls_text(syntax: CallSyntax, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Calls, names and arguments, as they are written."""
     written: list[str] = []
     for name, arguments in calls:
-        inside = json.dumps(arguments, ensure_ascii=False)
-        if syntax.arguments_are_keywords:
-            inside = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+        inside = written_arguments(syntax, arguments)
         written.append(
             syntax.before_name + written_name(syntax, name) + syntax.before_arguments + inside + syntax.after_arguments
         )
     return syntax.opening + syntax.opening_list + syntax.between.join(written) + syntax.closing
+
+
+def written_arguments(syntax: CallSyntax, arguments: Mapping[str, Any]) -> str:
+    """The arguments of a call as they are written."""
+    if syntax.arguments == "keywords":
+        return ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+    if syntax.arguments == "elements":
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+        return "".join(f"{PARAMETER}{key}>\n{text}\n{END_OF_VALUE}\n" for key, text in texts.items())
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 def written_name(syntax: CallSyntax, name: str) -> str:
@@ -117,12 +135,13 @@ class GrammarWriter:
         """
         syntax, trigger = self._syntax, self._syntax.trigger
         places = range(len(tools))
-        write_arguments = keyword_rules if syntax.arguments_are_keywords else object_rules
+        write_arguments = WRITERS[syntax.arguments]
         schemas = [arguments_schema(tool, is_free or self._strict_only) for tool in tools]
         rules = [rule for place in places for rule in write_arguments(f"arguments_{place}", schemas[place])]
         write_call = self._call_as_json if text is not None and not trigger else self._call
         rules += [f"call_{place}: {write_call(syntax.before_name, place, tools[place])}" for place in places]
         rules += ["call: " + alternatives("call", places)]
+        rules += ELEMENT_RULES if syntax.arguments == "elements" else []
         more = f"({sequence(self._text(syntax.between), 'call')}){{0,{MAX_CALLS - 1}}}" if parallel else ""
         calls = "calls: " + sequence(*self._opening(syntax.opening), "call", more, *self._closing())
         if not is_free:
@@ -246,7 +265,7 @@ def keyword_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
     holds the arguments to nothing; of a strict one it raises InvalidArgument naming `tools`.
     """
     try:
-        check_keywords(arguments.schema)
+        check_properties(arguments.schema, KEY)
     except InvalidArgument:
         if arguments.is_strict:
             raise
@@ -270,14 +289,16 @@ def keyword_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
     return [*rules, *(f'{name}_{state}_{len(keys)}: ""' for state in ("first", "next"))]
 
 
-def check_keywords(schema: Schema) -> None:
-    """Raise InvalidArgument naming `tools` if arguments of this schema cannot be written as keywords."""
+def check_properties(schema: Schema, key: re.Pattern[str]) -> None:
+    """Raise InvalidArgument naming `tools` if arguments of this schema cannot be held by rules for each of them: their
+    names must match `key`.
+    """
     properties = schema.get("properties") or {}
     required = schema.get("required") or []
     others = schema.keys() - PLAIN_OBJECT_KEYS
     if others:
         raise InvalidArgument.field("tools", f"this model's calls cannot be held to {min(others)!r} of arguments")
-    if not isinstance(properties, dict) or not all(map(KEY.fullmatch, properties)):
+    if not isinstance(properties, dict) or not all(map(key.fullmatch, properties)):
         raise InvalidArgument.field("tools", "this model's calls cannot have such names of arguments")
     if not isinstance(required, list) or not all(isinstance(key, str) and key in properties for key in required):
         raise InvalidArgument.field("tools", "arguments that are required must be among the properties")
@@ -286,6 +307,56 @@ def check_keywords(schema: Schema) -> None:
 def any_keywords(name: str) -> list[str]:
     """Rules, of which the first has this name, for any arguments as keywords."""
     return [f'{name}: ({name}_any (", " {name}_any)*)?', f"{name}_any: {ANY_KEY} {json_symbol({})}"]
+
+
+def element_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
+    """Rules, of which the first has this name, for the arguments of a tool as elements: in the order of the schema.
+
+    A schema may say no more of its object, and of texts, than can be held. Of a tool that is not strict, what else it
+    says is left out; of a strict one it raises InvalidArgument naming `tools`.
+    """
+    schema = arguments.schema
+    try:
+        check_properties(schema, ELEMENT_KEY)
+    except InvalidArgument:
+        if arguments.is_strict:
+            raise
+        return [f"{name}: any_element*"]
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or []
+    if not properties:
+        return [f'{name}: ""' if schema.get("additionalProperties") is False else f"{name}: any_element*"]
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema} | {"x-guidance": arguments.options}
+    rules = [f"{name}: {name}_next_0"]
+    for place, (key, value) in enumerate(properties.items()):
+        rules.append(
+            f"{name}_{place}: {sequence(quoted(f'{PARAMETER}{key}>'), element_value(value, shared, arguments))}"
+        )
+        left_out = "" if key in required else f" | {name}_next_{place + 1}"
+        rules.append(f"{name}_next_{place}: {name}_{place} {name}_next_{place + 1}{left_out}")
+    return [*rules, f'{name}_next_{len(properties)}: ""']
+
+
+def element_value(value: Any, shared: Schema, arguments: ArgumentsSchema) -> str:
+    """Symbols for the value of an argument, and for what stands around it."""
+    schema = as_schema(value)
+    types = types_of(schema, arguments.schema)
+    texts = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+        one_of_them = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        return sequence(quoted("\n"), f"({one_of_them})", quoted(AFTER_VALUE))
+    if types is not None and "string" not in types:
+        return sequence(quoted("\n"), json_symbol({**shared, **schema}), quoted(AFTER_VALUE))
+    others = schema.keys() - TEXT_KEYS
+    if arguments.is_strict and (types != {"string"} or others):
+        what = min(others, default="type")
+        raise InvalidArgument.field(
+            "tools", f"this model's calls cannot be held to {what!r} of an argument that is a text"
+        )
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if type(least) is int and type(most) in (int, str) and (least, most) != (0, ""):
+        return sequence(quoted("\n"), f"/(.|\\n){{{least},{most}}}/", quoted(AFTER_VALUE))
+    return sequence(quoted("\n"), "element_text")
 
 
 def as_schema(value: Any) -> Schema:
@@ -311,3 +382,7 @@ def sequence(*symbols: str) -> str:
 def quoted(text: str) -> str:
     """A text as a symbol; empty for no text."""
     return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+WRITERS = {"object": object_rules, "keywords": keyword_rules, "elements": element_rules}
+"""Of the rules for arguments, by how they are written."""

@@ -14,7 +14,8 @@ from tests.tool_call_events import parse
 
 # The lines of published templates that write a call.
 QWEN25 = "{{- '\\n<tool_call>\\n{\"name\": \"' }}{{- tool_call.arguments | tojson }}{{- '}\\n</tool_call>' }}"
-QWEN3_CODER = "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}"
+QWEN3_CODER = "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}{{- '<parameter=' + args_name + '>\\n' }}"
+OTHER_XML = "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}"
 LLAMA31 = "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{{- '{\"name\": \"' + tool_call.name + '\", ' }}"
 MISTRAL03 = '{{- "[TOOL_CALLS] [" }}{{- out[:-1] }}'
 MISTRAL11 = "{{- '[TOOL_CALLS]' + tool_call.function.name + '[ARGS]' + arguments }}"
@@ -33,7 +34,8 @@ DEEPSEEK_QWEN = "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + t
     [
         (QWEN25, "Qwen2ForCausalLM", "hermes"),
         (QWEN25, "LlamaForCausalLM", "hermes"),  # Hermes models of that family
-        (QWEN3_CODER, "Qwen3ForCausalLM", None),
+        (QWEN3_CODER, "Qwen3MoeForCausalLM", "qwen3_coder"),
+        (OTHER_XML, "Qwen3ForCausalLM", None),
         (DEEPSEEK_QWEN, "Qwen2ForCausalLM", None),
         (GRANITE30, "GraniteForCausalLM", "granite"),
         (GRANITE33, "GraniteForCausalLM", "granite"),

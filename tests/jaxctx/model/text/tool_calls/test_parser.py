@@ -102,6 +102,15 @@ def test_a_call_with_text_around_it(name: str, arguments: str, whole_calls: bool
         ("olmo3", "<function_calls>f( )\n\n g-1( a = 1 ,) </function_calls>\n"),
         ("olmo3", "<function_calls>f(), g-1(a=1)"),
         ("olmo3", "<function_calls>f()</function_calls><function_calls>g-1(a=1)</function_calls>"),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n</function>\n</tool_call>\n"
+            "<tool_call>\n<function=g-1>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=f></function><tool_call><function=g-1> <parameter=a>1</parameter></function>",
+        ),
         ("mistral_named", '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g-1[ARGS]{"a": 1}'),
         ("mistral_named", '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{} [TOOL_CALLS] g-1 {"a": 1}'),
     ],
@@ -271,6 +280,75 @@ def test_a_python_call_behind_another_that_is_none() -> None:
     assert again.calls == [("f", '{"a": 1}'), ("g", "{}")]
     other = every_split("olmo3", first + "\ng(b=2)</function_calls>", tool_names={"f"})
     assert (other.calls, other.text) == ([("f", '{"a": 1}')], "\ng(b=2)</function_calls>")
+
+
+SCHEMA = {
+    "properties": {
+        "text": {"type": "string"},
+        "whole": {"type": "integer"},
+        "flag": {"type": "boolean"},
+        "list": {"$ref": "#/$defs/list"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "either": {"type": ["string", "array"]},
+        "choice": {"enum": ["1", "2"]},
+        "any": {},
+    },
+    "$defs": {"list": {"type": "array"}},
+}
+
+
+def element(key: str, value: str) -> str:
+    return f"<parameter={key}>\n{value}\n</parameter>\n"
+
+
+@pytest.mark.parametrize("whole_calls", [False, True])
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("text", "5", "5"),
+        ("text", "", ""),
+        ("text", "\n two\n\nlines \n", "\n two\n\nlines \n"),
+        ("text", '<a> </tool_call> <function=f> </param "é"', '<a> </tool_call> <function=f> </param "é"'),
+        ("whole", "5", 5),
+        ("whole", " -5 ", -5),
+        ("whole", "five", "five"),
+        ("flag", "true", True),
+        ("flag", "False", False),
+        ("list", '["a", {"b": null}]', ["a", {"b": None}]),
+        ("list", "['a', None]", ["a", None]),
+        ("list", "[1", "[1"),
+        ("maybe", "null", None),
+        ("maybe", "5", "5"),
+        ("either", "5", "5"),
+        ("either", "[5]", [5]),
+        ("choice", "1", "1"),
+        ("any", "5", 5),
+        ("any", "five", "five"),
+        ("unknown", '{"a": 1}', {"a": 1}),
+    ],
+)
+def test_values_of_elements_are_what_the_schema_says(key: str, written: str, value: Any, whole_calls: bool) -> None:
+    text = f"So <tool <tool_call>\n<function=f>\n{element(key, written)}</function>\n</tool_call>Done."
+    found = every_split("qwen3_coder", text, whole_calls=whole_calls, tool_names={"f"}, schemas={"f": SCHEMA})
+    assert (found.text, found.order, found.broken) == ("So <tool Done.", "tct", [])
+    assert [(name, json.loads(arguments)) for name, arguments in found.calls] == [("f", {key: value})]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>\n<function=g>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=>\n</function>\n</tool_call>",
+        '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+        f"<tool_call>\n<function=f>\n{element('a', '1')}",
+        f"<tool_call>\n<function=f>\nno{element('a', '1')}</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=a>\n1",
+        "<tool_call>\n<function=f>\n<parameter=a\n>1</parameter></function>",
+        f"<tool_call>\n<function=f>\n{element('n', '1' * 5000)}<parameter=a>"[:40] + "<",
+    ],
+)
+def test_elements_that_are_no_call_are_text(text: str) -> None:
+    assert every_split("qwen3_coder", text, tool_names={"f"}) == Read(text=text, order="t")
 
 
 BROKEN_ARGUMENTS = [
