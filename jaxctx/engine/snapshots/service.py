@@ -166,7 +166,7 @@ class SnapshotService:
 
         def end() -> None:
             with suppress(NotFound):  # it may be over
-                self._publications.unpublish(caller, made.id)
+                self._publications.unpublish(caller, made.publication_id)
 
         self._loop.post_if_running(end)
 

@@ -329,24 +329,23 @@ def element_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema} | {"x-guidance": arguments.options}
     rules = [f"{name}: {name}_next_0"]
     for place, (key, value) in enumerate(properties.items()):
-        rules.append(
-            f"{name}_{place}: {sequence(quoted(f'{PARAMETER}{key}>'), element_value(value, shared, arguments))}"
-        )
+        rules += element_rule(f"{name}_{place}", key, value, shared, arguments)
         left_out = "" if key in required else f" | {name}_next_{place + 1}"
         rules.append(f"{name}_next_{place}: {name}_{place} {name}_next_{place + 1}{left_out}")
     return [*rules, f'{name}_next_{len(properties)}: ""']
 
 
-def element_value(value: Any, shared: Schema, arguments: ArgumentsSchema) -> str:
-    """Symbols for the value of an argument, and for what stands around it."""
+def element_rule(name: str, key: str, value: Any, shared: Schema, arguments: ArgumentsSchema) -> list[str]:
+    """Rules, of which the first has this name, for one argument; `value` is its schema."""
     schema = as_schema(value)
+    before = quoted(f"{PARAMETER}{key}>\n")
     types = types_of(schema, arguments.schema)
     texts = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
         one_of_them = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-        return sequence(quoted("\n"), f"({one_of_them})", quoted(AFTER_VALUE))
+        return [f"{name}: {before} ({one_of_them}) {quoted(AFTER_VALUE)}"]
     if types is not None and "string" not in types:
-        return sequence(quoted("\n"), json_symbol({**shared, **schema}), quoted(AFTER_VALUE))
+        return [f"{name}: {before} {json_symbol({**shared, **schema})} {quoted(AFTER_VALUE)}"]
     others = schema.keys() - TEXT_KEYS
     if arguments.is_strict and (types != {"string"} or others):
         what = min(others, default="type")
@@ -354,9 +353,13 @@ def element_value(value: Any, shared: Schema, arguments: ArgumentsSchema) -> str
             "tools", f"this model's calls cannot be held to {what!r} of an argument that is a text"
         )
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if type(least) is int and type(most) in (int, str) and (least, most) != (0, ""):
-        return sequence(quoted("\n"), f"/(.|\\n){{{least},{most}}}/", quoted(AFTER_VALUE))
-    return sequence(quoted("\n"), "element_text")
+    if type(least) is not int or type(most) not in (int, str) or (least, most) == (0, ""):
+        return [f"{name}: {before} element_text"]
+    return [
+        f"{name}: {before} {name}_text",
+        f"{name}_text[lazy]: {name.upper()}_TEXT {quoted(AFTER_VALUE)}",
+        f"{name.upper()}_TEXT: /(.|\\n){{{least},{most}}}/",
+    ]
 
 
 def as_schema(value: Any) -> Schema:
