@@ -46,7 +46,9 @@ class ToolCall(google.protobuf.message.Message):
     name: builtins.str
     """The name of the tool. 1..256 bytes."""
     arguments: builtins.str
-    """The arguments: a JSON object as text. Empty: no arguments."""
+    """The arguments: a JSON object as text. Empty: no arguments. What is no JSON, or another value, as a model may write it,
+    is in the prompt as that text where the model's template takes one; else the call has no arguments there.
+    """
     def __init__(
         self,
         *,
@@ -139,7 +141,7 @@ class ChatMessages(google.protobuf.message.Message):
     """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChatMessage]:
-        """1..1024 messages in order; all their texts are at most 2 MiB together."""
+        """1..8192 messages in order; all their texts are at most 2 MiB together."""
 
     @property
     def tools(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:

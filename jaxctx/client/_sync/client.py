@@ -483,7 +483,7 @@ class Client(Closeable):
         """The text and tokens that the model's chat template makes of messages.
 
         Args:
-            messages: 1 to 1024 messages in order, as in `Context.fill`; at most 2 MiB together.
+            messages: 1 to 8192 messages in order, as in `Context.fill`; at most 2 MiB together.
             chat_options: Tools and other options of `messages`.
             model_id: The model. One without a template raises FailedPrecondition (NO_CHAT_TEMPLATE).
             add_generation_prompt: Whether to end with what opens an answer of the assistant. None: if the last role is

@@ -80,7 +80,9 @@ class RefusingEngine(ScriptedEngine):
         ),
     ],
 )
-async def test_only_the_schema_of_a_strict_tool_refuses_a_request(path: str, body: Any, tool: Any, strict: bool) -> None:
+async def test_only_the_schema_of_a_strict_tool_refuses_a_request(
+    path: str, body: Any, tool: Any, strict: bool
+) -> None:
     if strict:
         tool = {**tool, "strict": True, "function": {**FUNCTION, "strict": True}}
     async with scripted_server('<tool_call>{"name": "look", "arguments": {"x": 1}}</tool_call>') as scripted:

@@ -55,7 +55,15 @@ def test_an_item_of_an_output_says_whose_it_is() -> None:
     assert len(set(made)) == 4
     assert [each.partition("_")[0] for each in made] == ["rs", "msg", "fc", "fc"]
     assert {response_of_item(each) for each in made} == {response_id}
-    for other in ("", "msg", "msg_" + "0" * 32, made[0] + "0", made[0].upper(), made[0].removeprefix("rs"), response_id):
+    for other in (
+        "",
+        "msg",
+        "msg_" + "0" * 32,
+        made[0] + "0",
+        made[0].upper(),
+        made[0].removeprefix("rs"),
+        response_id,
+    ):
         assert response_of_item(other) is None
 
 
