@@ -88,8 +88,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """RESOURCE_EXHAUSTED: needs more pages than the server has in all. Waiting never helps. RetryInfo: no."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 62
     """RESOURCE_EXHAUSTED: the queue of requests, or of a program's tasks, is full; or reading the caller's large requests
-    (64 KiB and more) takes longer than its share of the time. In a full queue, a waiting request of the tenant with most
-    requests there is ended in favour of a tenant with fewer. RetryInfo: yes.
+    (64 KiB and more) takes longer than its share of the time; or no process can be started now that reads an output
+    format. In a full queue, a waiting request of the tenant with most requests there is ended for one with fewer.
+    RetryInfo: yes.
     """
     ERROR_REASON_TOO_MANY_CONTEXTS: _ErrorReason.ValueType  # 63
     """RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs.
@@ -241,8 +242,9 @@ ERROR_REASON_NEVER_FITS: ErrorReason.ValueType  # 61
 """RESOURCE_EXHAUSTED: needs more pages than the server has in all. Waiting never helps. RetryInfo: no."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 62
 """RESOURCE_EXHAUSTED: the queue of requests, or of a program's tasks, is full; or reading the caller's large requests
-(64 KiB and more) takes longer than its share of the time. In a full queue, a waiting request of the tenant with most
-requests there is ended in favour of a tenant with fewer. RetryInfo: yes.
+(64 KiB and more) takes longer than its share of the time; or no process can be started now that reads an output
+format. In a full queue, a waiting request of the tenant with most requests there is ended for one with fewer.
+RetryInfo: yes.
 """
 ERROR_REASON_TOO_MANY_CONTEXTS: ErrorReason.ValueType  # 63
 """RESOURCE_EXHAUSTED: the server holds as many contexts as it can. Waiting helps if others close theirs.

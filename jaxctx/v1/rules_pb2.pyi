@@ -10,8 +10,9 @@ always. On a list it applies to each entry and on a map to each value, unless it
 neither a request nor part of one, rules have no effect.
 
 Protobuf's own `idempotency_level` says which methods may be called again when it is unknown whether an earlier call was
-carried out: those that change nothing (NO_SIDE_EFFECTS), and those that set rather than add, or whose only effect is to
-start a sliding time to live again, as any use does (IDEMPOTENT). A call of any other method must not simply be repeated.
+carried out: those that change nothing (NO_SIDE_EFFECTS), and those that set rather than add, that close what they
+name (NOT_FOUND then says that it is closed), or whose only effect is to start a sliding time to live again, as any use
+does (IDEMPOTENT). A call of any other method must not simply be repeated.
 """
 
 import builtins

@@ -26,12 +26,15 @@ class StoredName(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     LAST_VERSION_FIELD_NUMBER: builtins.int
     VERSIONS_FIELD_NUMBER: builtins.int
+    CHANGE_ID_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Whose name it is."""
     name: builtins.str
     """As the tenant gave it."""
     last_version: builtins.int
     """The highest version number given so far."""
+    change_id: builtins.str
+    """Unlike that of any other record: a writer that did not hear what came of its change knows its own record by it."""
     @property
     def versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StoredVersion]:
         """The durable versions, ascending. None: the name is deleted."""
@@ -43,8 +46,9 @@ class StoredName(google.protobuf.message.Message):
         name: builtins.str = ...,
         last_version: builtins.int = ...,
         versions: collections.abc.Iterable[global___StoredVersion] | None = ...,
+        change_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["last_version", b"last_version", "name", b"name", "tenant", b"tenant", "versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["change_id", b"change_id", "last_version", b"last_version", "name", b"name", "tenant", b"tenant", "versions", b"versions"]) -> None: ...
 
 global___StoredName = StoredName
 

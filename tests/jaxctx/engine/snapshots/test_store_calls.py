@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name
+from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name, refresh_tenant
 
 
 class Store:
@@ -13,11 +13,15 @@ class Store:
 
     def __init__(self, durable: bool) -> None:
         self.durable = durable
-        self.looked: list[tuple[str, str]] = []
+        self.looked: list[tuple[str, ...]] = []
         self.threads: list[threading.Thread] = []
 
     def refresh_name(self, tenant: str, name: str) -> None:
         self.looked.append((tenant, name))
+        self.threads.append(threading.current_thread())
+
+    def refresh_tenant(self, tenant: str) -> None:
+        self.looked.append((tenant,))
         self.threads.append(threading.current_thread())
 
 
@@ -75,9 +79,10 @@ async def test_an_error_of_the_call_is_the_caller_s() -> None:
     assert undone == []
 
 
-async def test_a_name_is_refreshed_off_the_event_loop_and_only_where_something_is_durable() -> None:
+async def test_names_are_refreshed_off_the_event_loop_and_only_where_something_is_durable() -> None:
     durable, in_memory = Store(True), Store(False)
     for store in (durable, in_memory):
         await refresh_name(store, "t", "n")  # type: ignore[arg-type]
-    assert (durable.looked, in_memory.looked) == ([("t", "n")], [])
-    assert durable.threads != [threading.current_thread()]
+        await refresh_tenant(store, "t")  # type: ignore[arg-type]
+    assert (durable.looked, in_memory.looked) == ([("t", "n"), ("t",)], [])
+    assert threading.current_thread() not in durable.threads
