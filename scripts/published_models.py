@@ -1,7 +1,7 @@
 """Configurations as their makers published them: what is read in tests, planned for, and compiled.
 
-Written down from memory, and only what is sure of them; keys that no family reads are left out where several say the
-same. Lists of LongRoPE's factors have the published length and other numbers.
+Most are written down from memory, and only what is sure of them; keys that no family reads are left out where several
+say the same. Lists of LongRoPE's factors have the published length and other numbers.
 """
 
 import json

@@ -72,8 +72,8 @@ class Model(google.protobuf.message.Message):
     default_max_tokens: builtins.int
     """What Generate takes for an unset `max_tokens`."""
     tool_call_format: builtins.str
-    """How it writes calls of tools: "hermes", "llama3_json", "mistral", "mistral_named", "granite", "phi4", "functools" or
-    "olmo3". Empty: not known.
+    """How it writes calls of tools: "hermes", "llama3_json", "mistral", "mistral_named", "granite", "phi4", "functools",
+    "olmo3" or "qwen3_coder". Empty: not known.
     """
     reasoning_format: builtins.str
     """How it writes its thoughts: "think", "think_opened" if the chat template opens them, "think_response" or
