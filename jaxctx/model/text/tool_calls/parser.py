@@ -23,17 +23,20 @@ class ToolCallParser:
         make_reader: Callable[[CallSink], Reader],
         *,
         is_bare: bool = False,
+        bare_opening: str = "",
         tool_names: Collection[str] | None = None,
         whole_calls: bool = False,
         schemas: Mapping[str, Schema] | None = None,
     ) -> None:
-        """`opening`: the mark before calls; with `is_bare` an object at the start of the output is a call without it.
+        """`opening`: the mark before calls; with `is_bare` an object at the start of the output is a call without it, with
+        `bare_opening` what begins so anywhere.
 
         `tool_names`: a call of another tool is text; None: any name is taken. `whole_calls`: give a call only once all
         of it is there, and one that breaks off as text; else its arguments come as they are written. `schemas`: of
         arguments, by the names of tools.
         """
         self._opening = opening
+        self._bare_opening = bare_opening
         self._make_reader = make_reader
         self._may_be_bare = is_bare
         self._sink = CallSink(tool_names, whole_calls=whole_calls, schemas=schemas)
@@ -73,12 +76,17 @@ class ToolCallParser:
                 return start
             self._may_be_bare = not rest
         found = text.find(self._opening, at)
+        bare = text.find(self._bare_opening, at) if self._bare_opening else -1
+        if bare >= 0 and not 0 <= found < bare:
+            self._sink.text(text[at:bare])
+            self._begin()
+            return bare
         if found >= 0:
             self._sink.text(text[at:found])
             self._begin()
             self._sink.structure(self._opening)
             return found + len(self._opening)
-        certain = len(text) - partial_length(text, self._opening)
+        certain = len(text) - max(partial_length(text, mark) for mark in (self._opening, self._bare_opening))
         self._sink.text(text[at:certain])
         self._held = text[certain:]
         return len(text)

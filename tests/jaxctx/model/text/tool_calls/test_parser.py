@@ -334,6 +334,14 @@ def test_values_of_elements_are_what_the_schema_says(key: str, written: str, val
     assert [(name, json.loads(arguments)) for name, arguments in found.calls] == [("f", {key: value})]
 
 
+def test_elements_whose_opening_mark_was_forgotten() -> None:
+    text = f"Well <func <function=f>\n{element('whole', '5')}</function>\n</tool_call> <function=f></function>Done."
+    found = every_split("qwen3_coder", text, tool_names={"f"}, schemas={"f": SCHEMA})
+    assert (found.text, found.calls) == ("Well <func Done.", [("f", '{"whole": 5}'), ("f", "{}")])
+    other = "So <function=g>\n</function>\n</tool_call>"
+    assert every_split("qwen3_coder", other, tool_names={"f"}) == Read(text=other, order="t")
+
+
 @pytest.mark.parametrize(
     "text",
     [
