@@ -28,8 +28,8 @@ class ToolCallParser:
         whole_calls: bool = False,
         schemas: Mapping[str, Schema] | None = None,
     ) -> None:
-        """`opening`: the mark before calls; with `is_bare` an object at the start of the output is a call without it, with
-        `bare_opening` what begins so anywhere.
+        """`opening`: the mark before calls; with `is_bare` an object at the start of the output is a call without it,
+        with `bare_opening` what begins so anywhere.
 
         `tool_names`: a call of another tool is text; None: any name is taken. `whole_calls`: give a call only once all
         of it is there, and one that breaks off as text; else its arguments come as they are written. `schemas`: of
