@@ -31,7 +31,7 @@ import jinja2.visitor
 
 from jaxctx.errors import InvalidArgument
 
-CPU_S = 1.0  # processor time of one rendering; the longest conversations that a request can hold take a tenth
+CPU_S = 3.0  # processor time of one rendering; the longest conversations that a request can hold take a third
 LONGEST = 1_000_000  # characters of one value, plus REPEATS for each character of the messages
 MADE = 64_000_000  # bytes of all values that a template makes, plus MADE_REPEATS for each character of the messages
 REPEATS, MADE_REPEATS = 4, 64

@@ -168,7 +168,7 @@ async def begin_answer(call: HttpCall, request: TextRequest, use: ContextUse | N
     model = (await call.unary(call.services.models.get_model, asked)).model
     prompts = await request.prompts(call, model)
     await check_options(call, shared.generate, len(prompts))
-    generations = [make_generation(shared, prompt) for prompt in prompts]
+    generations = [make_generation(request.shared, prompt) for prompt in prompts]  # with what the model makes of it
     if use is not None:
         check_one_output(request, prompts)
         generations[0].reads_prompt = False  # the report on the kept context says what was reused of it
