@@ -4,7 +4,7 @@
     context.py     Context and Stream: operations on a context, and its outputs as they come
     session.py     Session and Variable: programs of many calls
     channel.py     the gRPC channel with its stubs: retries, deadlines, the caller's key
-    calls.py       errors of a call, and the time that is left of an operation of several calls
+    calls.py       how a cancelled call is told, and the time that is left of an operation of several calls
     decoding/      beam search, best of n, speculative and windowed decoding, as programs over contexts
 
 These are the asyncio client. The blocking client in `_sync/` is the same code without `await`, written from it by

@@ -1,31 +1,21 @@
-"""What both clients need around a call: its errors, and the time that is left of an operation of several calls."""
+"""What both clients need around a call: how its cancellation is told, and the time that is left of an operation."""
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import grpc
+from jaxctx.errors import Cancelled, DeadlineExceeded
 
-from jaxctx.errors import Cancelled
-from jaxctx.rpc import from_rpc_error
+CALL_CANCELLED = asyncio.CancelledError  # what awaiting a call of the asyncio client raises if somebody cancels it
 
 
-@contextmanager
-def call_errors() -> Iterator[None]:
-    """While entered, errors of gRPC are raised as those of `jaxctx.errors`.
+def raise_if_closed() -> None:
+    """Raise Cancelled if the present task has met CALL_CANCELLED and was not cancelled itself.
 
-    Closing a channel of the asyncio client cancels its calls, which looks to whoever awaits one as if its own task had
-    been cancelled. It was not, and gets Cancelled, as in the blocking client.
+    Closing the asyncio client cancels its calls, which looks to whoever awaits one as if its own task had been
+    cancelled. The blocking client, which has no tasks, never calls this.
     """
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from error
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling() > 0:
-            raise
+    task = asyncio.current_task()
+    if task is not None and task.cancelling() == 0:
         raise Cancelled("the call was cancelled: the client was closed") from None
 
 
@@ -37,10 +27,17 @@ class Deadline:
         self._at = None if timeout_s is None else time.monotonic() + timeout_s
 
     def remaining_s(self) -> float | None:
-        """The time that is left, 0 if none is; None: it never ends."""
-        return None if self._at is None else max(0.0, self._at - time.monotonic())
+        """The time that is left for the next call; None: it never ends. Raises DeadlineExceeded if there is none.
+
+        A call without any time may succeed all the same, if the answer is there before gRPC looks at the clock.
+        """
+        if self._at is None:
+            return None
+        remaining_s = self._at - time.monotonic()
+        if remaining_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the server was done with a call that was cut short")
+        return remaining_s
 
     def at_most_s(self, pause_s: float) -> float:
         """This pause, or what is left if that is less."""
-        remaining_s = self.remaining_s()
-        return pause_s if remaining_s is None else min(pause_s, remaining_s)
+        return pause_s if self._at is None else min(pause_s, max(0.0, self._at - time.monotonic()))

@@ -11,10 +11,10 @@ from typing import Any, Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from jaxctx.client.calls import Deadline, call_errors
+from jaxctx.client.calls import CALL_CANCELLED, Deadline, raise_if_closed
 from jaxctx.client.tls import Tls, channel_credentials
 from jaxctx.errors import InvalidArgument, JaxctxError
-from jaxctx.rpc import CHANNEL_OPTIONS, METHODS
+from jaxctx.rpc import CHANNEL_OPTIONS, METHODS, from_rpc_error
 from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
 from jaxctx.v1.model_service_pb2_grpc import ModelServiceStub
@@ -103,8 +103,13 @@ class Channel:
         timeout_s: float | None,
     ) -> ResponseT:
         """Call a method that has one response. Raises the errors of `jaxctx.errors`."""
-        with call_errors():
+        try:
             response: ResponseT = self.start(method, request, timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        except CALL_CANCELLED:
+            raise_if_closed()
+            raise
         return response
 
     def read(self, call: Any) -> Any:
@@ -112,8 +117,13 @@ class Channel:
 
         Raises the errors of `jaxctx.errors`.
         """
-        with call_errors():
+        try:
             return next(iter(call), None)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        except CALL_CANCELLED:
+            raise_if_closed()
+            raise
 
     def stream(
         self,

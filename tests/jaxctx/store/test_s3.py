@@ -1,13 +1,16 @@
 """Snapshots in S3: against a server on this machine, if moto is installed. Marked `s3`."""
 
+import http.client
 import os
 import secrets
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 
 import pytest
@@ -87,6 +90,66 @@ def test_snapshots_in_s3(url, monkeypatch):
         other.take(found, latest=True)  # it looks before it takes
     check_no_garbage(objects, store, clock)
     assert set(state(objects, "again")) == {"b", "c"}
+
+
+class LossyProxy(ThreadingHTTPServer):
+    """Passes requests on. Of the next `losses` conditional writes that succeed it loses the replies: 503 instead."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(("127.0.0.1", 0), LossyHandler)
+        self.target = address.removeprefix("http://")
+        self.losses = 0
+
+
+class LossyHandler(BaseHTTPRequestHandler):
+    """One connection to the proxy."""
+
+    server: LossyProxy
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+    def pass_on(self):
+        connection = http.client.HTTPConnection(self.server.target)
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        connection.request(self.command, self.path, body, dict(self.headers))
+        reply = connection.getresponse()
+        status, data = reply.status, reply.read()
+        is_conditional = self.command == "PUT" and ("if-match" in self.headers or "if-none-match" in self.headers)
+        if is_conditional and status == 200 and self.server.losses:
+            self.server.losses -= 1
+            status = 503
+        self.send_response(status)
+        for name in ("etag", "content-type", "content-range", "last-modified"):
+            if reply.getheader(name) is not None:
+                self.send_header(name, reply.getheader(name))
+        length = reply.getheader("content-length") if self.command == "HEAD" else str(len(data))
+        self.send_header("content-length", length or "0")
+        self.end_headers()
+        self.wfile.write(data)
+        connection.close()
+
+    do_GET = do_HEAD = do_PUT = do_DELETE = pass_on  # noqa: N815 - the names of `http.server`
+
+
+def test_changes_whose_replies_are_lost_are_made_once(url, endpoint):
+    with LossyProxy(endpoint) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        store = open_store(open_objects(url.replace(endpoint, f"http://127.0.0.1:{proxy.server_port}")))
+        proxy.losses = 1
+        assert save(store, range(8))[0].version == 1
+        proxy.losses = 1
+        assert save(store, range(9), overwrite=1)[0].version == 2
+        other = open_store(open_objects(url), seed="b")
+        check(other, range(8), version=1)
+        check(other, range(9))
+        proxy.losses = 1
+        assert len(store.take(store.get("t", "a"), latest=True)) == 2
+        assert proxy.losses == 0
+        with pytest.raises(NotFound):
+            other.take(other.get("t", "a"), latest=True)
+        proxy.shutdown()
 
 
 def test_a_lost_object_is_a_loss(url):
