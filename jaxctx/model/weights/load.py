@@ -267,17 +267,17 @@ def _check_same(source: WeightSource, head: str, embedding: str) -> None:
 
     transformers computes with that head then, whatever the configuration says.
     """
-    tensors = source.tensors
-    same = tensors[head].shape == tensors[embedding].shape
-    for first in range(0, tensors[head].shape[0] if same else 0, HEAD_ROWS):
-        rows = (first, min(first + HEAD_ROWS, tensors[head].shape[0]))
+    stored = source.tensors[head]
+    same = stored.shape == source.tensors[embedding].shape
+    for first in range(0, stored.shape[0] if same else 0, HEAD_ROWS):
+        rows = (first, min(first + HEAD_ROWS, stored.shape[0]))
         one, other = (_rows(source, name, rows).astype(np.float32) for name in (head, embedding))
         if not np.array_equal(one, other, equal_nan=True):
             same = False
             break
     if not same:
         why = f"differs from {embedding}, though {CONFIG} says that it is the same: set tie_word_embeddings to false"
-        raise CheckpointError(f"{tensors[head].file}: {head}: {why}")
+        raise CheckpointError(f"{stored.file}: {head}: {why}")
 
 
 def _rows(source: WeightSource, name: str, rows: tuple[int, int] | None) -> HostArray:
