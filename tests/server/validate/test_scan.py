@@ -127,7 +127,7 @@ def test_no_valid_message_is_refused(kind: Any) -> None:
     """Whatever form it has on the wire: packed or not, with fields that are unknown, in parts that a parser merges."""
     accepted = []
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(fields(kind), st.lists(st.integers(500, 10_000), max_size=20))
     def check(drawn: dict[str, Any], unknown: list[int]) -> None:
         message = GetMessageClass(kind)(**drawn)
