@@ -372,7 +372,7 @@ class LocalEngine(Engine):
     async def save(self, caller: Caller, request: SaveRequest) -> types.Snapshot:
         return await self.snapshot_service.save(caller, request)
 
-    async def check_snapshot_room(self, caller: Caller, versions: int) -> None:
+    async def check_snapshot_quota(self, caller: Caller, versions: int) -> None:
         await self.snapshot_service.check_room(caller, versions)
 
     async def open(self, caller: Caller, request: OpenRequest) -> types.FillResult:

@@ -182,7 +182,7 @@ class Engine(ProgramEngine, Protocol):
     async def save(self, caller: Caller, request: SaveRequest) -> Snapshot:
         """Keep a context's present state under a name. The context goes on as it is."""
 
-    async def check_snapshot_room(self, caller: Caller, versions: int) -> None:
+    async def check_snapshot_quota(self, caller: Caller, versions: int) -> None:
         """Raise ResourceExhausted (QUOTA) if the caller's quotas have no place for so many more versions of snapshots.
 
         For who is about to compute what it will save. Another save may take the place meanwhile.

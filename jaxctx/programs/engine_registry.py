@@ -53,7 +53,7 @@ class EngineHandle:
         self.latency_bound = min(latency_bound, engine.info.max_batch)
         self.running: set[TaskLoad] = set()  # tasks that the dispatcher has placed here
         # Contexts of constant prefixes, by tenant, adapter's content and text; "" for a prefix that is shorter than a
-        # page. They end by their own time to live, or sooner to make room.
+        # page. They end by their own time to live, or sooner where there are too many.
         self.prefixes: dict[tuple[str, str, str], str] = {}
         self.stats: EngineStats | None = None  # as of the last heartbeat
         self.draining = False  # running tasks may finish, and no new ones begin

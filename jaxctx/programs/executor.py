@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 10.0
 MAX_TTL_S = 315_576_000.0  # the longest that an engine lets a context live, or a caller a task take
 MAX_PREFIXES = 256  # kept on an engine
 MAX_TENANT_PREFIXES = 32  # of them, of one tenant: each is a context, and counts for its quota
-PLACE_REASONS = ("QUOTA", "TOO_MANY_CONTEXTS")  # of a refused context: one less makes room for it
+PLACE_REASONS = ("QUOTA", "TOO_MANY_CONTEXTS")  # of a refused context: it is accepted once another one is closed
 URGENT_CRITERIA = (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY)  # engines begin with tasks of these
 URGENT_PRIORITY = 10  # of their contexts
 
@@ -145,7 +145,7 @@ class Executor:
             labels=PROGRAM_LABELS,
         )
         try:
-            created = await self._create_with_room(engine, caller, request)
+            created = await self._create_giving_up_prefixes(engine, caller, request)
         except BaseException:  # the engine may have made it all the same
             self._close_later(CallContext(engine, request.context_id or ""), Caller(call.tenant), prefix="")
             raise
@@ -157,10 +157,10 @@ class Executor:
         call.adapter_revision = created.adapter_revision
         return context
 
-    async def _create_with_room(
+    async def _create_giving_up_prefixes(
         self, engine: EngineHandle, caller: Caller, request: CreateContextRequest
     ) -> ContextInfo:
-        """Create a context. While there is no room, kept prefixes of the tenant are given up, longest unused first."""
+        """Create a context. While there are too many, kept prefixes of the tenant are given up, oldest first."""
         while True:
             try:
                 return await engine.engine.create(caller, request)

@@ -43,7 +43,7 @@ from jaxctx_server.service.models import LocalModelService
 from jaxctx_server.service.pipeline import CallPipeline
 from jaxctx_server.service.request_reader import RequestReader
 from jaxctx_server.service.sessions import LocalSessionService
-from jaxctx_server.service.snapshot_room import LocalSnapshotRoom, SnapshotRoom, UnknownSnapshotRoom
+from jaxctx_server.service.snapshot_quota import LocalSnapshotQuota, SnapshotQuota, UnknownSnapshotQuota
 from jaxctx_server.service.snapshots import LocalSnapshotService
 
 MAX_DEADLINE_S = 86400.0  # of a call without a deadline: no call waits for ever
@@ -65,7 +65,7 @@ class Services:
     sessions: SessionService
     admin: AdminService
     engines: EngineService
-    snapshot_room: SnapshotRoom  # is no service of the contract
+    snapshot_quota: SnapshotQuota  # is no service of the contract
 
     @classmethod
     def make(
@@ -94,7 +94,7 @@ class Services:
                 sessions=sessions,
                 admin=admin,
                 engines=registration,  # which says that this server is no router
-                snapshot_room=LocalSnapshotRoom(lifecycle),
+                snapshot_quota=LocalSnapshotQuota(lifecycle),
             )
         planner = Planner(engines, clock)
         forwarder = Forwarder(lifecycle, engines, placements, planner)
@@ -107,7 +107,7 @@ class Services:
             sessions=sessions,
             admin=admin,
             engines=registration,
-            snapshot_room=UnknownSnapshotRoom(),
+            snapshot_quota=UnknownSnapshotQuota(),
         )
 
 

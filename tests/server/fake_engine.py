@@ -428,8 +428,8 @@ class FakeEngine:
         self._enter("save", caller, request)
         return SNAPSHOT
 
-    async def check_snapshot_room(self, caller: Caller, versions: int) -> None:
-        self._enter("check_snapshot_room", caller, versions)
+    async def check_snapshot_quota(self, caller: Caller, versions: int) -> None:
+        self._enter("check_snapshot_quota", caller, versions)
 
     async def take(self, caller: Caller, request: OpenRequest) -> FillResult:
         return await self.open(caller, request, take=True)

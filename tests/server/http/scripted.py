@@ -72,7 +72,7 @@ class ScriptedEngine(FakeEngine):
                 usage=replace(usage, completion_tokens=number + 1) if is_last or number == 0 else None,
             )
 
-    async def check_snapshot_room(self, caller: Caller, versions: int) -> None:
+    async def check_snapshot_quota(self, caller: Caller, versions: int) -> None:
         if self.is_full:
             raise ResourceExhausted("max_snapshots_per_tenant is 0", reason="QUOTA")
 

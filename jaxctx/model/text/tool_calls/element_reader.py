@@ -21,7 +21,7 @@ from jaxctx.model.text.tool_calls.keyword_arguments import python_value
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_OF_VALUE, END_OF_CALL = "</parameter>", "</function>"
 MAX_NAME = 256  # characters, of the function and of an argument
-MAX_REFERENCES = 16  # of schemas to each other, one behind the other
+MAX_REFERENCES = 16  # of schemas to each other, one behind the other or within each other
 BLANKS = " \t\r\n"
 JSON_TYPES: Mapping[type, str] = {
     str: "string",
@@ -148,12 +148,22 @@ def argument_value(written: str, schema: Any, root: Schema) -> Any:
     return value if JSON_TYPES[type(value)] in types & {"object", "array", "null"} else written
 
 
-def types_of(schema: Any, root: Schema, references: int = 0) -> set[str] | None:
+def without_reference(schema: Any, root: Schema) -> dict[str, Any]:
+    """The schema that this one refers to, within `root`, with what stands beside the reference. Empty: any value."""
+    beside: dict[str, Any] = {}
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+            return {**schema, **beside} if isinstance(schema, dict) else {}
+        beside = {key: value for key, value in schema.items() if key != "$ref"} | beside
+        schema = _referred(schema["$ref"], root)
+    return {}
+
+
+def types_of(schema: Any, root: Schema, depth: int = 0) -> set[str] | None:
     """The types of JSON that a schema allows; None: not known, or any."""
-    if not isinstance(schema, dict) or references > MAX_REFERENCES:
+    schema = without_reference(schema, root)
+    if depth > MAX_REFERENCES:
         return None
-    if isinstance(schema.get("$ref"), str):
-        return types_of(_referred(schema["$ref"], root), root, references + 1)
     types = schema.get("type")
     if isinstance(types, str):
         return {types}
@@ -167,7 +177,7 @@ def types_of(schema: Any, root: Schema, references: int = 0) -> set[str] | None:
         if isinstance(schema.get(key), list):
             found: set[str] = set()
             for each in schema[key]:
-                one = types_of(each, root, references + 1)
+                one = types_of(each, root, depth + 1)
                 if one is None:
                     return None
                 found |= one

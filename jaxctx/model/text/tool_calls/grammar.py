@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import LENIENT, STYLE, Schema, closed_objects, readable
-from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE, PARAMETER, types_of
+from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE, PARAMETER, types_of, without_reference
 from jaxctx.model.text.tool_calls.keyword_arguments import KEY
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 
@@ -24,7 +24,9 @@ ANY_TEXT = r"/(.|\n)*/"
 NO_OBJECT = r"/([^{](.|\n)*)?/"  # a text that does not begin with an object
 ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]*=/"  # of an argument by its name
 # Of a schema, what says which properties an object has, and what says nothing.
-TEXT_KEYS = {"type", "title", "description", "examples", "default", "deprecated", "minLength", "maxLength"}
+UNION_KEYS = {"type", "title", "description", "examples", "default", "deprecated"}  # say nothing but which type it is
+PLAIN_TYPES = {"string", "null", "boolean", "integer", "number"}  # beside texts these are read as texts, or as null
+TEXT_KEYS = UNION_KEYS | {"minLength", "maxLength"}
 PLAIN_OBJECT_KEYS = {
     *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
     *("title", "description", "examples", "default", "deprecated", "$schema", "$id", "$comment", "x-guidance"),
@@ -337,7 +339,7 @@ def element_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
 
 def element_rule(name: str, key: str, value: Any, shared: Schema, arguments: ArgumentsSchema) -> list[str]:
     """Rules, of which the first has this name, for one argument; `value` is its schema."""
-    schema = as_schema(value)
+    schema = without_reference(value, arguments.schema)
     before = quoted(f"{PARAMETER}{key}>\n")
     types = types_of(schema, arguments.schema)
     texts = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -346,11 +348,9 @@ def element_rule(name: str, key: str, value: Any, shared: Schema, arguments: Arg
         return [f"{name}: {before} ({one_of_them}) {quoted(AFTER_VALUE)}"]
     if types is not None and "string" not in types:
         return [f"{name}: {before} {json_symbol({**shared, **schema})} {quoted(AFTER_VALUE)}"]
-    others = schema.keys() - TEXT_KEYS
-    if arguments.is_strict and (types != {"string"} or others):
-        what = min(others, default="type")
+    if arguments.is_strict and not takes_texts(schema, arguments.schema):
         raise InvalidArgument.field(
-            "tools", f"this model's calls cannot be held to {what!r} of an argument that is a text"
+            "tools", f"this model's calls cannot be held to the schema of {key!r}: it is a text"
         )
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     if type(least) is not int or type(most) not in (int, str) or (least, most) == (0, ""):
@@ -360,6 +360,18 @@ def element_rule(name: str, key: str, value: Any, shared: Schema, arguments: Arg
         f"{name}_text[lazy]: {name.upper()}_TEXT {quoted(AFTER_VALUE)}",
         f"{name.upper()}_TEXT: /(.|\\n){{{least},{most}}}/",
     ]
+
+
+def takes_texts(schema: Schema, root: Schema) -> bool:
+    """Whether all texts are values of this schema, as they are read, but for what it says of their length."""
+    members = [each for key in ("anyOf", "oneOf") for each in schema.get(key) or ()]
+    if members:
+        plain = [without_reference(each, root) for each in members]
+        is_plain = all(each.keys() <= UNION_KEYS and isinstance(each.get("type"), str) for each in plain)
+        kinds = {each.get("type") for each in plain} if is_plain else set()
+        return schema.keys() <= TEXT_KEYS | {"anyOf", "oneOf"} and "string" in kinds and kinds <= PLAIN_TYPES
+    types = types_of(schema, root)
+    return schema.keys() <= TEXT_KEYS and (types is None or ("string" in types and types <= PLAIN_TYPES))
 
 
 def as_schema(value: Any) -> Schema:

@@ -73,29 +73,29 @@ async def test_a_save_in_place_of_another_version_needs_no_more_room(limited: Lo
 
 async def test_room_for_more_is_told_before_anything_is_saved(limited: LocalEngine, monkeypatch) -> None:
     context, gate = await filled(limited), Gate(limited, monkeypatch)
-    await limited.check_snapshot_room(ME, 1)
+    await limited.check_snapshot_quota(ME, 1)
     with pytest.raises(ResourceExhausted, match="max_snapshots_per_tenant is 1, and this would make 2"):
-        await limited.check_snapshot_room(ME, 2)
+        await limited.check_snapshot_quota(ME, 2)
     saving = asyncio.create_task(limited.save(ME, SaveRequest(context_id=context, name="a")))
     await asyncio.to_thread(gate.reached.wait, 30)
     with pytest.raises(ResourceExhausted) as error:  # a save under way counts
-        await limited.check_snapshot_room(ME, 1)
+        await limited.check_snapshot_quota(ME, 1)
     assert (error.value.reason, error.value.retry_after_s) == ("QUOTA", None)
-    await limited.check_snapshot_room(OTHER, 1)
+    await limited.check_snapshot_quota(OTHER, 1)
     gate.open.set()
     await saving
     await limited.delete_snapshot(ME, "a")
-    await limited.check_snapshot_room(ME, 1)
+    await limited.check_snapshot_quota(ME, 1)
 
 
 async def test_a_quota_of_bytes_has_room_for_at_least_a_byte(make_engine: Any) -> None:
     attached = b"x" * 100
     engine: LocalEngine = make_engine(replace(SMALL, max_snapshot_bytes_per_tenant=len(attached)))
-    await engine.check_snapshot_room(ME, 1)
+    await engine.check_snapshot_quota(ME, 1)
     empty = (await engine.create(ME, CreateContextRequest())).context_id
     await engine.save(ME, SaveRequest(context_id=empty, name="a", attachment=attached))
     with pytest.raises(ResourceExhausted, match="max_snapshot_bytes_per_tenant"):
-        await engine.check_snapshot_room(ME, 1)
+        await engine.check_snapshot_quota(ME, 1)
 
 
 async def test_a_save_that_fails_leaves_no_hidden_fork(engine: LocalEngine) -> None:

@@ -179,7 +179,7 @@ async def begin_response(call: HttpCall, request: ResponsesRequest, use: Context
         raise InvalidArgument.field("input", "must have at least one item")
     if request.store or request.conversation_id is not None:  # before anything is computed for it
         await check_document(call, conversation.document(), "input")
-        await call.services.snapshot_room.check(call.caller, new_versions(request, base))
+        await call.services.snapshot_quota.check(call.caller, new_versions(request, base))
     if use is not None and use.base is not None:
         request.create.model_id = use.base.model_id
     model = await call.unary(call.services.models.get_model, GetModelRequest(model_id=request.create.model_id))

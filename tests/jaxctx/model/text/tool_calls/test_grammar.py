@@ -339,6 +339,20 @@ def test_arguments_that_cannot_be_held_by_name(parameters: dict[str, Any]) -> No
             [{"a": "one", "b": "xyz"}, {"a": ""}],
             [{"a": "two"}, {"b": "x"}, {"b": "xxxx"}],
         ),
+        (
+            {
+                "properties": {
+                    "unit": {"$ref": "#/$defs/unit", "description": "as pydantic writes it"},
+                    "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+                    "either": {"type": ["string", "null"]},
+                    "any": {},
+                },
+                "$defs": {"unit": {"type": "string", "enum": ["C", "F"]}},
+                "required": ["unit"],
+            },
+            [{"unit": "C"}, {"unit": "F", "note": None}, {"unit": "C", "note": "5", "either": None, "any": [1]}],
+            [{"unit": "K"}, {"note": "x"}],
+        ),
     ],
 )
 def test_arguments_as_elements(parameters: dict[str, Any], accepted: list[Any], refused: list[Any]) -> None:
@@ -358,8 +372,9 @@ def test_arguments_as_elements(parameters: dict[str, Any], accepted: list[Any], 
     "parameters",
     [
         {"properties": {"a": {"type": "string", "pattern": "x"}}},
-        {"properties": {"a": {}}},
-        {"properties": {"a": {"type": ["string", "null"]}}},
+        {"properties": {"a": {"type": ["string", "array"]}}},
+        {"properties": {"a": {"anyOf": [{"type": "string", "pattern": "x"}, {"type": "null"}]}}},
+        {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}}},
         {"properties": {"a>": {"type": "integer"}}},
         {"properties": {"a": {"type": "integer"}}, "anyOf": [{"required": ["a"]}]},
     ],

@@ -25,7 +25,7 @@ from jaxctx_server.http.openai.responses.record import (
 )
 from jaxctx_server.http.server import HttpServer, bind_tcp
 from jaxctx_server.http.stored import StoredState
-from jaxctx_server.service.snapshot_room import LocalSnapshotRoom, UnknownSnapshotRoom
+from jaxctx_server.service.snapshot_quota import LocalSnapshotQuota, UnknownSnapshotQuota
 from jaxctx_server.services import Backend
 from tests.e2e.conftest import CONFIG
 from tests.engines import Clock
@@ -178,7 +178,7 @@ class TestQuotas:
         """As where another one takes the last place meanwhile, and behind a router, which knows of no quotas."""
         for _ in range(2):
             await api.responses.create(input="One", **GREEDY)
-        monkeypatch.setattr(LocalSnapshotRoom, "check", UnknownSnapshotRoom.check)
+        monkeypatch.setattr(LocalSnapshotQuota, "check", UnknownSnapshotQuota.check)
         kinds: list[str] = []
         with pytest.raises(openai.APIError):
             async for event in await api.responses.create(input="One", stream=True, **GREEDY):
