@@ -13,6 +13,28 @@ NO_TOOLS: Mapping[str, str] = {}
 BILLING_LINE = "x-anthropic-billing-header"  # begins a block that changes with every request and says nothing
 
 
+class ReferredTools:
+    """The tools of a request, as results write those to which they refer.
+
+    Each definition is written once: a result that refers to the tool again only names it. A request could otherwise
+    have a large definition written thousands of times.
+    """
+
+    def __init__(self, definitions: Mapping[str, str]) -> None:
+        """`definitions`: JSON texts of the tools by their names."""
+        self._definitions = definitions
+        self._written: set[str] = set()
+
+    def text(self, name: str, field: str) -> str:
+        """What a result writes for a tool. Raises InvalidArgument naming the field if there is none of this name."""
+        if name not in self._definitions:
+            raise InvalidArgument.field(field, "names no tool of the request")
+        if name in self._written:
+            return json_text({"name": name})
+        self._written.add(name)
+        return self._definitions[name]
+
+
 def parse_prompt(system: object, messages: object, definitions: Mapping[str, str] = NO_TOOLS) -> ChatMessages:
     """The prompt. A last message of the assistant is left open, so that the answer continues it.
 
@@ -24,8 +46,9 @@ def parse_prompt(system: object, messages: object, definitions: Mapping[str, str
         raise InvalidArgument.field("messages", f"must be a list of 1 to {MAX_MESSAGES} messages")
     text = system_text(system)
     parsed = [ChatMessage(role="system", content=text)] if text else []
+    referred = ReferredTools(definitions)
     for index, message in enumerate(messages):
-        parsed += parse_message(message, f"messages[{index}]", definitions)
+        parsed += parse_message(message, f"messages[{index}]", referred)
     if len(parsed) > MAX_MESSAGES:
         raise InvalidArgument.field("messages", f"must have up to {MAX_MESSAGES} messages, tool results counted")
     if parsed[-1].role == "assistant" and not parsed[-1].tool_calls:
@@ -50,7 +73,7 @@ def is_billing_line(text: str) -> bool:
     return text.lstrip().lower().startswith(BILLING_LINE) and "\n" not in text.strip()
 
 
-def parse_message(message: object, field: str, definitions: Mapping[str, str]) -> list[ChatMessage]:
+def parse_message(message: object, field: str, referred: ReferredTools) -> list[ChatMessage]:
     """A message; results of tools are messages of their own. Raises InvalidArgument naming the field."""
     if not isinstance(message, dict):
         raise InvalidArgument.field(field, "must be an object")
@@ -63,13 +86,11 @@ def parse_message(message: object, field: str, definitions: Mapping[str, str]) -
         case "assistant":
             return [parse_answer(content, f"{field}.content")]
         case "user" | "system":
-            return parse_question(role, content, f"{field}.content", definitions)
+            return parse_question(role, content, f"{field}.content", referred)
     raise InvalidArgument.field(f"{field}.role", "must be user, assistant or system")
 
 
-def parse_question(
-    role: str, blocks: Sequence[object], field: str, definitions: Mapping[str, str]
-) -> list[ChatMessage]:
+def parse_question(role: str, blocks: Sequence[object], field: str, referred: ReferredTools) -> list[ChatMessage]:
     """Results of tools, and the text around them. Raises InvalidArgument naming the field."""
     messages: list[ChatMessage] = []
     texts: list[str] = []  # of the message that the last blocks make
@@ -80,7 +101,7 @@ def parse_question(
             messages.append(
                 ChatMessage(
                     role="tool",
-                    content=result_text(block.get("content"), f"{where}.content", definitions),
+                    content=result_text(block.get("content"), f"{where}.content", referred),
                     tool_call_id=text_field(block, "tool_use_id", where),
                 )
             )
@@ -127,7 +148,7 @@ def parse_tool_use(block: Any, field: str) -> ToolCall:
     return ToolCall(id=call_id, name=name, arguments=json_text(arguments))
 
 
-def result_text(content: object, field: str, definitions: Mapping[str, str]) -> str:
+def result_text(content: object, field: str, referred: ReferredTools) -> str:
     """The text of the result of a tool. Raises InvalidArgument naming the field."""
     if content is None:
         return ""
@@ -140,7 +161,7 @@ def result_text(content: object, field: str, definitions: Mapping[str, str]) -> 
     for index, block in enumerate(content):
         where = f"{field}[{index}]"
         if is_tool_reference(block):
-            functions.append(referred_definition(block, where, definitions))
+            functions.append(referred.text(text_field(block, "tool_name", where), f"{where}.tool_name"))
         else:
             add_functions(texts, functions)
             texts.append(block_text(block, where))
@@ -151,14 +172,6 @@ def result_text(content: object, field: str, definitions: Mapping[str, str]) -> 
 def is_tool_reference(block: object) -> bool:
     """Whether a block of a result refers to a tool: by it a search of tools, which the client runs, loads one."""
     return isinstance(block, dict) and block.get("type") == "tool_reference"
-
-
-def referred_definition(block: Any, field: str, definitions: Mapping[str, str]) -> str:
-    """The definition of the tool to which a block refers. Raises InvalidArgument naming the field."""
-    name = text_field(block, "tool_name", field)
-    if name not in definitions:
-        raise InvalidArgument.field(f"{field}.tool_name", "names no tool of the request")
-    return definitions[name]
 
 
 def add_functions(texts: list[str], functions: list[str]) -> None:

@@ -87,6 +87,15 @@ def test_text_around_references_keeps_its_place() -> None:
     assert result.content == "a<functions>\n<function>W</function>\n<function>T</function>\n</functions>a"
 
 
+def test_a_definition_is_written_once() -> None:
+    """Later results only name the tool, so that a request of some kilobytes does not become a prompt of gigabytes."""
+    messages = [refer("time", "time"), CALL, refer(*["time"] * 200)]
+    first, _, last = parse_prompt(None, messages, {"time": "T" * 1000}).messages
+    again = '<function>{"name":"time"}</function>\n'
+    assert first.content == f"<functions>\n<function>{'T' * 1000}</function>\n{again}</functions>"
+    assert last.content == f"<functions>\n{again * 200}</functions>"
+
+
 async def test_a_loaded_tool_is_called() -> None:
     call = '<tool_call>{"name": "weather", "arguments": {"place": "Oslo"}}</tool_call>'
     async with scripted_server(call) as scripted:

@@ -3,6 +3,10 @@
 An item is found in what the response continues, or in the response that made it, which its id names. Clients send a
 whole conversation in each request, with references in place of the answers. So the last answer that is referred to is
 looked up first: its response has all items before it too, and mostly nothing else has to be read.
+
+An item stands in a conversation once: a reference to one that is already there adds nothing and is left out. So a
+request of some kilobytes cannot name one large item thousands of times. OpenAI refuses such a reference, and its clients
+drop them themselves; but those that send a whole history beside `previous_response_id` mean what they get here.
 """
 
 from collections.abc import Sequence
@@ -25,7 +29,8 @@ MAX_READ = 64  # responses that are read for one request
 
 
 async def resolved(call: HttpCall, items: Sequence[Json], known_items: Sequence[Json]) -> list[Json]:
-    """The items of an input, with what its references name in their place. `known_items`: of what is continued.
+    """The items of an input, with what its references name in their place, or without them if that is there before.
+    `known_items`: of what is continued.
 
     Raises NotFound (SNAPSHOT_NOT_FOUND), naming the field, for an item that is not stored, or not for the caller, and
     InvalidArgument if too many responses would have to be read.
@@ -33,10 +38,11 @@ async def resolved(call: HttpCall, items: Sequence[Json], known_items: Sequence[
     if not any(map(is_reference, items)):
         return list(items)
     known = {item["id"]: item for item in known_items}
+    kept = without_repeats(items, there=set(known))
     read = 0
-    for place in reversed(range(len(items))):
-        item_id = items[place]["id"]
-        if not is_reference(items[place]) or item_id in known:
+    for place, named in reversed(kept.items()):
+        item_id = named["id"]
+        if not is_reference(named) or item_id in known:
             continue
         read += 1
         if read > MAX_READ:
@@ -45,7 +51,17 @@ async def resolved(call: HttpCall, items: Sequence[Json], known_items: Sequence[
             known.setdefault(item["id"], item)
         if item_id not in known:
             raise not_found(item_id, f"input[{place}].id", "SNAPSHOT_NOT_FOUND")
-    return [known[item["id"]] if is_reference(item) else item for item in items]
+    return [known[item["id"]] if is_reference(item) else item for item in kept.values()]
+
+
+def without_repeats(items: Sequence[Json], there: set[str]) -> dict[int, Json]:
+    """The items by their places, without references to one that is `there`, or stands before."""
+    kept: dict[int, Json] = {}
+    for place, item in enumerate(items):
+        if not is_reference(item) or item["id"] not in there:
+            kept[place] = item
+        there.add(item["id"])
+    return kept
 
 
 async def items_of_response(call: HttpCall, item_id: str, field: str) -> Sequence[Json]:

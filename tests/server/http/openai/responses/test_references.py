@@ -68,15 +68,31 @@ class TestFound:
         listed = await api.responses.input_items.list(last.id)
         assert len(listed.data) == 7
 
-    async def test_items_of_what_is_continued(self, api: openai.AsyncOpenAI) -> None:
+    @pytest.mark.parametrize("continues", ["previous_response_id", "conversation"])
+    async def test_what_is_continued_is_not_repeated(
+        self, api: openai.AsyncOpenAI, web: HttpClient, continues: str
+    ) -> None:
+        """As where a client sends the whole history beside what it continues."""
         mine: Any = {"id": "mine", "type": "message", "role": "user", "content": "One"}
-        first = await api.responses.create(input=[mine], **GREEDY)
-        second = await api.responses.create(input=[reference("mine")], previous_response_id=first.id, **GREEDY)
-        again = await api.responses.create(input=[said("One")], previous_response_id=first.id, **GREEDY)
-        assert second.output_text == again.output_text
-        conversation = await api.conversations.create(items=[mine])
-        third = await api.responses.create(input=[reference("mine")], conversation=conversation.id, **GREEDY)
-        assert third.status == "incomplete"
+        if continues == "conversation":
+            base = (await api.conversations.create(items=[mine])).id
+        else:
+            base = (await api.responses.create(input=[mine], **GREEDY)).id
+        alone = await web("POST", "/v1/responses", {"model": "echo", "input": [reference("mine")], continues: base})
+        assert alone.error == (400, "INVALID_FIELD", "input")
+        named: Any = await api.responses.create(input=[reference("mine"), said("Two")], **GREEDY, **{continues: base})
+        items: Any = (await api.responses.input_items.list(named.id, order="asc")).data
+        assert [item.content[0].text for item in items if item.role == "user"] == ["One", "Two"]
+
+    async def test_an_item_that_is_named_often_stands_there_once(self, api: openai.AsyncOpenAI) -> None:
+        """So that a small request does not become a large one."""
+        first = await api.responses.create(input="One", **GREEDY)
+        named = list(map(reference, ids_of(first)))
+        own: Any = {"id": "own", "type": "message", "role": "user", "content": "Two"}
+        repeated = [*named * 1000, own, reference("own"), *named]
+        second = await api.responses.create(input=repeated, **GREEDY)
+        items: Any = (await api.responses.input_items.list(second.id, order="asc")).data
+        assert [item.id for item in items] == [*ids_of(first), "own"]
 
     async def test_calls_and_thoughts(self) -> None:
         call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
