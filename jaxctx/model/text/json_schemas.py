@@ -13,6 +13,7 @@ of it instead: the output matches the rest.
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 Schema = Mapping[str, Any]
 STYLE: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -129,3 +130,20 @@ def schemas_in(schema: Schema) -> Iterator[Schema]:
     for name in ONE_SCHEMA:
         if isinstance(schema.get(name), dict):
             yield schema[name]
+
+
+def referred(reference: str, root: Schema) -> Any:
+    """The schema that `#` or `#/…` names within `root`; None if it is not there."""
+    pointer = unquote(reference.removeprefix("#"))
+    if not reference.startswith("#") or not (pointer.startswith("/") or not pointer):
+        return None
+    found: Any = root
+    for part in pointer.split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found.get(part)
+        elif isinstance(found, list) and part.isdecimal() and len(part) < 10 and int(part) < len(found):
+            found = found[int(part)]
+        else:
+            return None
+    return found

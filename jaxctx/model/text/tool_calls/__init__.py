@@ -5,6 +5,7 @@
     parser.py        streaming parsers: text in pieces to events
     events.py        what they give
     readers.py       what stands behind the mark that opens a call, by format
+    element_reader.py  those whose arguments are elements; element_values.py: what their texts mean
     call_sink.py     calls as events, what is no call as text; nothing is lost
     json_scanner.py  JSON as it streams
     grammar.py       grammars that hold an output to calls

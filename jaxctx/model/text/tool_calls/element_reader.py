@@ -6,32 +6,23 @@
     </parameter>
     </function>
 
-Whether 5 is a number or a text, the schema of the tool says.
+A value ends at the first </parameter>, as in the parsers of the model's makers, of vLLM and of SGLang; but within a
+string of JSON, where the schema allows no text, that mark is a part of the value. One newline before it is none, nor is
+one at the start. `element_grammar` holds outputs to the same.
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
-from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls.call_sink import CallSink
-from jaxctx.model.text.tool_calls.json_scanner import Malformed
-from jaxctx.model.text.tool_calls.keyword_arguments import python_value
+from jaxctx.model.text.tool_calls.element_values import argument_text, types_of
+from jaxctx.model.text.tool_calls.json_scanner import JsonScanner, Malformed
+from jaxctx.model.text.tool_calls.marks import partial_length
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_OF_VALUE, END_OF_CALL = "</parameter>", "</function>"
 MAX_NAME = 256  # characters, of the function and of an argument
-MAX_REFERENCES = 16  # of schemas to each other, one behind the other or within each other
 BLANKS = " \t\r\n"
-JSON_TYPES: Mapping[type, str] = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    dict: "object",
-    list: "array",
-    type(None): "null",
-}
+CONTROLS = frozenset(map(chr, range(32)))  # no string of JSON has one
 
 
 class ElementReader:
@@ -43,9 +34,11 @@ class ElementReader:
         self._state = "function"
         self._written = ""  # of a mark or a name
         self._name = self._key = ""
-        self._arguments: dict[str, Any] = {}
+        self._arguments: dict[str, str] = {}  # as JSON
+        self._types: dict[str, set[str] | None] = {}  # of the values, by the names of arguments
         self._value: list[str] = []
-        self._tail = ""  # its last characters, which may begin END_OF_VALUE
+        self._held = ""  # behind it: may begin END_OF_VALUE, or is it but for what follows
+        self._json: JsonScanner | None = None  # of the value, if it is no text and as long as it is JSON
 
     def feed(self, text: str, at: int) -> int:
         while at < len(text) and not self.done:
@@ -73,7 +66,7 @@ class ElementReader:
             return
         self._written = ""
         if written == END_OF_CALL:
-            self._end_call(at)
+            self._end_call()
         elif written == FUNCTION:
             self._sink.open_call()
             self._state = "name"
@@ -92,103 +85,61 @@ class ElementReader:
         if self._state == "name":
             self._name, self._state = written, "between"
         else:
-            self._key, self._state = written, "value"
-            self._value, self._tail = [], ""
+            self._begin_value(written)
+
+    def _begin_value(self, key: str) -> None:
+        if key not in self._types:
+            schema = self._sink.schema(self._name)
+            properties = schema.get("properties")
+            self._types[key] = types_of(properties.get(key) if isinstance(properties, dict) else None, schema)
+        types = self._types[key]
+        self._key, self._state = key, "value"
+        self._value, self._held = [], ""
+        self._json = JsonScanner() if types is not None and "string" not in types else None
 
     def _read_value(self, text: str, at: int) -> int:
-        window = self._tail + text[at:]
-        found = window.find(END_OF_VALUE)
-        if found < 0:
-            self._take(text[at:])
-            self._tail = window[1 - len(END_OF_VALUE) :]
-            return len(text)
-        end = at + found + len(END_OF_VALUE) - len(self._tail)
-        self._take(text[at:end])
-        value = "".join(self._value)[: -len(END_OF_VALUE)]
-        value = value.removeprefix("\n").removesuffix("\n")
-        schema = self._sink.schema(self._name)
-        properties = schema.get("properties")
-        of_key = properties.get(self._key) if isinstance(properties, dict) else None
-        self._arguments[self._key] = argument_value(value, of_key, schema)
-        self._state = "between"
-        return end
+        """A part of a value. Returns the position behind it, and behind its end."""
+        window, start = self._held + text[at:], at - len(self._held)
+        self._held = ""
+        used = 0
+        while True:
+            found = window.find(END_OF_VALUE, used)
+            if found < 0:
+                certain = len(window) - partial_length(window[used:], END_OF_VALUE)
+                self._take(window[used:certain])
+                break
+            self._take(window[used:found])
+            behind = found + len(END_OF_VALUE)
+            if self._json is None or not self._json.is_in_string or window[behind : behind + 1] in CONTROLS:
+                self._sink.structure(text[at : start + behind])
+                self._end_value()
+                return start + behind
+            if behind == len(window):  # a newline, which ends a value that is no JSON after all, may follow
+                certain = found
+                break
+            self._take(window[found:behind])
+            used = behind
+        self._held = window[certain:]
+        self._sink.structure(text[at:])
+        return len(text)
 
     def _take(self, text: str) -> None:
         self._value.append(text)
-        self._sink.structure(text)
+        if self._json is not None:
+            try:
+                self._json.feed(text, 0)
+            except Malformed:
+                self._json = None
 
-    def _end_call(self, at: int) -> None:
-        try:
-            arguments = json.dumps(self._arguments, ensure_ascii=False)
-        except ValueError:  # a number beyond what Python writes
-            raise Malformed(at) from None
+    def _end_value(self) -> None:
+        value = "".join(self._value).removeprefix("\n").removesuffix("\n")
+        self._arguments[self._key] = argument_text(value, self._types[self._key])
+        self._state = "between"
+
+    def _end_call(self) -> None:
+        members = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in self._arguments.items())
         self._sink.structure(">")
         self._sink.name(self._name)
-        self._sink.arguments(arguments)
+        self._sink.arguments("{" + ", ".join(members) + "}")
         self._sink.end_call()
         self.done = True
-
-
-def argument_value(written: str, schema: Any, root: Schema) -> Any:
-    """What a text means as a value of this schema, which is a part of `root`; None: there is none.
-
-    A text that is no value of another type stays one, so that who called can say what is wrong with it.
-    """
-    types = types_of(schema, root)
-    if types == {"string"}:
-        return written
-    try:
-        value = python_value(written)
-    except Malformed:
-        return written
-    if types is None:
-        return value
-    if "string" not in types:
-        return value
-    return value if JSON_TYPES[type(value)] in types & {"object", "array", "null"} else written
-
-
-def without_reference(schema: Any, root: Schema) -> dict[str, Any]:
-    """The schema that this one refers to, within `root`, with what stands beside the reference. Empty: any value."""
-    beside: dict[str, Any] = {}
-    for _ in range(MAX_REFERENCES):
-        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
-            return {**schema, **beside} if isinstance(schema, dict) else {}
-        beside = {key: value for key, value in schema.items() if key != "$ref"} | beside
-        schema = _referred(schema["$ref"], root)
-    return {}
-
-
-def types_of(schema: Any, root: Schema, depth: int = 0) -> set[str] | None:
-    """The types of JSON that a schema allows; None: not known, or any."""
-    schema = without_reference(schema, root)
-    if depth > MAX_REFERENCES:
-        return None
-    types = schema.get("type")
-    if isinstance(types, str):
-        return {types}
-    if isinstance(types, list):
-        return {each for each in types if isinstance(each, str)}
-    if "const" in schema:
-        return {JSON_TYPES[type(schema["const"])]}
-    if isinstance(schema.get("enum"), list):
-        return {JSON_TYPES[type(each)] for each in schema["enum"]}
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            found: set[str] = set()
-            for each in schema[key]:
-                one = types_of(each, root, depth + 1)
-                if one is None:
-                    return None
-                found |= one
-            return found
-    return None
-
-
-def _referred(reference: str, root: Schema) -> Any:
-    """The schema that `#/…` names within `root`; None if it is not there."""
-    found: Any = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(part) if isinstance(found, dict) else None
-    return found

@@ -15,8 +15,10 @@ from typing import Any, Literal
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import LENIENT, STYLE, Schema, closed_objects, readable
-from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE, PARAMETER, types_of, without_reference
+from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE, PARAMETER
+from jaxctx.model.text.tool_calls.element_values import types_of, without_reference
 from jaxctx.model.text.tool_calls.keyword_arguments import KEY
+from jaxctx.model.text.tool_calls.marks import split_markers
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 
 MAX_CALLS = 128  # of one output: as many as a message holds
@@ -216,20 +218,6 @@ class GrammarWriter:
             special_id = self._special_ids.get(part)
             symbols.append(quoted(part) if special_id is None else f"<[{special_id}]>")
         return " ".join(symbols)
-
-
-def split_markers(text: str, markers: Sequence[str]) -> list[str]:
-    """The text in parts, where each marker in it is a part of its own."""
-    parts = [text]
-    for marker in markers:
-        divided: list[str] = []
-        for part in parts:
-            before, *behind = [part] if part in markers else part.split(marker)
-            divided.append(before)
-            for piece in behind:
-                divided += [marker, piece]
-        parts = divided
-    return [part for part in parts if part]
 
 
 @dataclass(frozen=True, slots=True)

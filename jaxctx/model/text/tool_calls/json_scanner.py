@@ -38,6 +38,11 @@ class JsonScanner:
         self._rest = ""  # of a literal: what is still to come; of a number: what there was
         self._digits = 0  # of a \u escape, still to come
 
+    @property
+    def is_in_string(self) -> bool:
+        """Whether the text ends within a string."""
+        return self._state in ("string", "escape", "unicode")
+
     def feed(self, text: str, start: int) -> int:
         """Take text from `start` on. Returns the position behind what belongs to the value.
 
@@ -154,6 +159,16 @@ class JsonScanner:
     def _end_value(self) -> None:
         self._state = "after"
         self.done = not self._open
+
+
+def is_json(text: str) -> bool:
+    """Whether the text is one value of JSON, with space around it or none."""
+    scanner, ended = JsonScanner(), text + " "  # without which a number may go on
+    try:
+        end = scanner.feed(ended, 0)
+    except Malformed:
+        return False
+    return scanner.done and not ended[end:].strip(SPACES)
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:

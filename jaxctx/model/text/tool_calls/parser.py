@@ -11,6 +11,7 @@ from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls.call_sink import CallSink
 from jaxctx.model.text.tool_calls.events import OutputEvent, ReasoningDelta, TextDelta, ToolEvent
 from jaxctx.model.text.tool_calls.json_scanner import Malformed
+from jaxctx.model.text.tool_calls.marks import partial_length
 from jaxctx.model.text.tool_calls.readers import Reader
 
 
@@ -259,11 +260,3 @@ class OutputParser:
             else:
                 events.append(delta)
         return events
-
-
-def partial_length(text: str, mark: str) -> int:
-    """How many characters at the end of the text may begin the mark."""
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0

@@ -8,6 +8,7 @@ leaves them.
 
 import json
 import secrets
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,10 +96,15 @@ def finished_block(opened: OpenBlock) -> Json:
 def arguments_of(text: str) -> Json:
     """The arguments of a call; empty for what is no JSON object."""
     try:
-        arguments = json.loads(text)
+        arguments = json.loads(text, parse_float=nearest_float)
     except (ValueError, RecursionError):  # the latter for very many lists inside each other
         return {}
     return arguments if isinstance(arguments, dict) else {}
+
+
+def nearest_float(text: str) -> float:
+    """The number of a text. One beyond all floats is the last of them: JSON, and so an answer, has no infinity."""
+    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
 
 
 def new_call_id() -> str:

@@ -87,3 +87,9 @@ def test_ids_of_calls_are_different() -> None:
     ids = {new_call_id() for _ in range(100)}
     assert len(ids) == 100
     assert all(each.startswith("toolu_") and json.dumps(each) for each in ids)
+
+
+def test_numbers_beyond_all_floats_are_the_last_ones() -> None:
+    """JSON can write them, but what Python makes of them is in no JSON."""
+    last = 1.7976931348623157e308
+    assert arguments_of('{"a": [1e999, -1e999, 1.5, 7]}') == {"a": [last, -last, 1.5, 7]}

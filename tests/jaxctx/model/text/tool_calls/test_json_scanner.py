@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxctx.model.text.tool_calls.json_scanner import MAX_DEPTH, JsonScanner, Malformed
+from jaxctx.model.text.tool_calls.json_scanner import MAX_DEPTH, JsonScanner, Malformed, is_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -61,3 +61,14 @@ def test_depth_is_limited() -> None:
     with pytest.raises(Malformed) as raised:
         scanned("[" * (MAX_DEPTH + 1), MAX_DEPTH + 1)
     assert raised.value.position == MAX_DEPTH
+
+
+@pytest.mark.parametrize("text", ["1", " -0.5e9 ", '"a"', "\n[1, {}]\t", "1e999", "null"])
+def test_a_text_that_is_one_value(text: str) -> None:
+    assert is_json(text)
+    assert not is_json(text + "1 1")
+
+
+@pytest.mark.parametrize("text", ["", " ", "[1", '"a', "1 2", "[] x", "NaN", "'a'", "01", "tru"])
+def test_a_text_that_is_not_one_value(text: str) -> None:
+    assert not is_json(text)

@@ -17,6 +17,7 @@ from jaxctx.model.text.tool_calls import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
+    element_reader,
 )
 from tests.tool_call_events import Read, parse
 
@@ -317,6 +318,9 @@ def element(key: str, value: str) -> str:
         ("list", '["a", {"b": null}]', ["a", {"b": None}]),
         ("list", "['a', None]", ["a", None]),
         ("list", "[1", "[1"),
+        ("list", '["</parameter>", "\\"</parameter></function>"]', ["</parameter>", '"</parameter></function>']),
+        ("list", '["a', '["a'),
+        ("list", '["a</parameter>b', '["a</parameter>b'),
         ("maybe", "null", None),
         ("maybe", "5", "5"),
         ("either", "5", "5"),
@@ -332,6 +336,38 @@ def test_values_of_elements_are_what_the_schema_says(key: str, written: str, val
     found = every_split("qwen3_coder", text, whole_calls=whole_calls, tool_names={"f"}, schemas={"f": SCHEMA})
     assert (found.text, found.order, found.broken) == ("So <tool Done.", "tct", [])
     assert [(name, json.loads(arguments)) for name, arguments in found.calls] == [("f", {key: value})]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("Bonn</parameter>\n", "Bonn"),
+        ("\nBonn</parameter>\n", "Bonn"),
+        ("\n\n\n</parameter>\n", "\n"),
+        ("</parameter>", ""),
+        ("\n</parameter>", ""),
+        ("<</parameter</parameter>", "<</parameter"),
+    ],
+)
+def test_a_text_ends_at_the_first_mark(value: str, expected: str) -> None:
+    """A newline before it or none; what follows is another argument, or the end of the call."""
+    text = f"<tool_call>\n<function=f>\n<parameter=text>{value}</function>\n</tool_call>"
+    assert [json.loads(each) for _, each in every_split("qwen3_coder", text, schemas={"f": SCHEMA}).calls] == [
+        {"text": expected}
+    ]
+    behind = text.replace("</function>", "more\n</parameter>\n</function>")
+    assert every_split("qwen3_coder", behind, schemas={"f": SCHEMA}) == Read(text=behind, order="t")
+
+
+def test_types_of_an_argument_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each value that a model writes."""
+    found: list[Any] = []
+    types_of = element_reader.types_of
+    monkeypatch.setattr(element_reader, "types_of", lambda *given: found.append(given) or types_of(*given))
+    text = f"<tool_call><function=f>{element('whole', '5') * 100}{element('text', '5')}</function></tool_call>"
+    read = parse(TOOL_CALL_FORMATS["qwen3_coder"].parser(schemas={"f": SCHEMA}), [text])
+    assert read.calls == [("f", '{"whole": 5, "text": "5"}')]
+    assert len(found) == 2
 
 
 def test_elements_whose_opening_mark_was_forgotten() -> None:
