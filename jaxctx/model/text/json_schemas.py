@@ -11,7 +11,7 @@ of it instead: the output matches the rest.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -33,6 +33,8 @@ ELSEWHERE = frozenset(("anyOf", "oneOf", "$ref", "patternProperties", "additiona
 SCHEMAS_BY_NAME = ("properties", "$defs", "definitions", "patternProperties")
 SCHEMA_LISTS = ("anyOf", "oneOf", "prefixItems")
 ONE_SCHEMA = ("items", "additionalProperties", "contains")
+# Of a document: what its schemas refer to, and by which address.
+DOCUMENT_KEYS = frozenset(("$defs", "definitions", "$schema", "$id"))
 MAX_DEPTH = 64  # of schemas in schemas; a schema that is deeper stays as it is
 
 
@@ -56,15 +58,7 @@ def readable(schema: Schema) -> dict[str, Any]:
     if isinstance(by_pattern, dict) and any(map(is_unreadable, by_pattern)):
         del copy["patternProperties"]
         copy.pop("additionalProperties", None)  # which would refuse properties that a pattern allows
-    for name in SCHEMAS_BY_NAME:
-        if isinstance(copy.get(name), dict):
-            copy[name] = {key: readable(each) if isinstance(each, dict) else each for key, each in copy[name].items()}
-    for name in (*SCHEMA_LISTS, "allOf"):
-        if isinstance(copy.get(name), list):
-            copy[name] = [readable(each) if isinstance(each, dict) else each for each in copy[name]]
-    for name in ONE_SCHEMA:
-        if isinstance(copy.get(name), dict):
-            copy[name] = readable(copy[name])
+    change_schemas_in(copy, readable)
     return copy
 
 
@@ -85,18 +79,23 @@ def closed_objects(schema: Schema) -> dict[str, Any]:
 def closed(schema: Schema) -> dict[str, Any]:
     """A schema and those in it, closed."""
     copy = dict(schema)
-    for name in SCHEMAS_BY_NAME:
-        if isinstance(copy.get(name), dict):
-            copy[name] = {key: closed(each) if isinstance(each, dict) else each for key, each in copy[name].items()}
-    for name in SCHEMA_LISTS:
-        if isinstance(copy.get(name), list):
-            copy[name] = [closed(each) if isinstance(each, dict) else each for each in copy[name]]
-    for name in ONE_SCHEMA:
-        if isinstance(copy.get(name), dict):
-            copy[name] = closed(copy[name])
+    change_schemas_in(copy, closed)
     if lists_its_properties(schema):
         copy["additionalProperties"] = False
     return copy
+
+
+def change_schemas_in(schema: dict[str, Any], change: Callable[[Schema], Schema]) -> None:
+    """Put what `change` makes of the schemas that stand in a schema in their places. Their values are not changed."""
+    for name in SCHEMAS_BY_NAME:
+        if isinstance(schema.get(name), dict):
+            schema[name] = {key: change(each) if isinstance(each, dict) else each for key, each in schema[name].items()}
+    for name in (*SCHEMA_LISTS, "allOf"):
+        if isinstance(schema.get(name), list):
+            schema[name] = [change(each) if isinstance(each, dict) else each for each in schema[name]]
+    for name in ONE_SCHEMA:
+        if isinstance(schema.get(name), dict):
+            schema[name] = change(schema[name])
 
 
 def lists_its_properties(schema: Schema) -> bool:
@@ -147,3 +146,30 @@ def referred(reference: str, root: Schema) -> Any:
         else:
             return None
     return found
+
+
+def standalone(schema: Schema, root: Schema) -> dict[str, Any]:
+    """A schema, a part of `root`, as a document of its own: what it refers to is in its `$defs`. References to nothing
+    within `root` stay as they are.
+    """
+    names: dict[str, str] = {}  # in `$defs`, by reference
+    waiting: list[str] = []  # references to what is not yet there
+
+    def moved(part: Schema) -> dict[str, Any]:
+        copy = {key: each for key, each in part.items() if key not in DOCUMENT_KEYS}
+        change_schemas_in(copy, moved)
+        reference = part.get("$ref")
+        if isinstance(reference, str) and referred(reference, root) is not None:
+            if reference not in names:
+                names[reference] = str(len(names))
+                waiting.append(reference)
+            copy["$ref"] = f"#/$defs/{names[reference]}"
+        return copy
+
+    document = moved(schema)
+    definitions: dict[str, Any] = {}
+    while waiting:
+        reference = waiting.pop()
+        target = referred(reference, root)
+        definitions[names[reference]] = moved(target) if isinstance(target, dict) else target
+    return {**document, "$defs": definitions} if definitions else document

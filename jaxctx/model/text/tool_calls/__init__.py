@@ -8,7 +8,7 @@
     element_reader.py  those whose arguments are elements; element_values.py: what their texts mean
     call_sink.py     calls as events, what is no call as text; nothing is lost
     json_scanner.py  JSON as it streams
-    grammar.py       grammars that hold an output to calls
+    grammar.py       grammars that hold an output to calls; element_grammar.py: their rules for elements
 
 Plain Python, without the model and without tokens: servers use it where they turn outputs into messages.
 """

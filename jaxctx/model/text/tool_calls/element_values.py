@@ -20,7 +20,6 @@ JSON_TYPES: Mapping[type, str] = {
     list: "array",
     type(None): "null",
 }
-MAX_REFERENCES = 16  # of schemas, one behind the other
 READ_BESIDE_TEXTS = frozenset(("object", "array", "null"))  # any other value is a text where texts are allowed
 
 
@@ -85,14 +84,3 @@ def alternatives_in(schema: Schema) -> list[Any] | None:
         if isinstance(schema.get(key), list):
             return list(schema[key])
     return None
-
-
-def without_reference(schema: Any, root: Schema) -> dict[str, Any]:
-    """The schema that this one refers to, within `root`, with what stands beside the reference. Empty: any value."""
-    beside: dict[str, Any] = {}
-    for _ in range(MAX_REFERENCES):
-        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
-            return {**schema, **beside} if isinstance(schema, dict) else {}
-        beside = {key: value for key, value in schema.items() if key != "$ref"} | beside
-        schema = referred(schema["$ref"], root)
-    return {}

@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxctx.model.text.json_schemas import Schema
+from jaxctx.model.text.tool_calls.arguments import Tool
 from jaxctx.model.text.tool_calls.call_sink import CallSink
 from jaxctx.model.text.tool_calls.element_reader import FUNCTION, PARAMETER, ElementReader
-from jaxctx.model.text.tool_calls.grammar import CallSyntax, Tool, calls_text, tool_call_grammar
+from jaxctx.model.text.tool_calls.grammar import CallSyntax, calls_text, tool_call_grammar
 from jaxctx.model.text.tool_calls.parser import ToolCallParser
 from jaxctx.model.text.tool_calls.readers import (
     ClosedReader,

@@ -14,35 +14,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.text.json_schemas import LENIENT, STYLE, Schema, closed_objects, readable
+from jaxctx.model.text.json_schemas import Schema
+from jaxctx.model.text.tool_calls.arguments import ArgumentsSchema, Tool, arguments_schema, check_properties
+from jaxctx.model.text.tool_calls.element_grammar import ELEMENT_RULES, element_rules
 from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE, PARAMETER
-from jaxctx.model.text.tool_calls.element_values import types_of, without_reference
 from jaxctx.model.text.tool_calls.keyword_arguments import KEY
 from jaxctx.model.text.tool_calls.marks import split_markers
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
+from jaxctx.model.text.tool_calls.symbols import ANY_TEXT, alternatives, json_symbol, quoted, sequence
 
 MAX_CALLS = 128  # of one output: as many as a message holds
-ANY_TEXT = r"/(.|\n)*/"
 NO_OBJECT = r"/([^{](.|\n)*)?/"  # a text that does not begin with an object
 ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]*=/"  # of an argument by its name
-# Of a schema, what says which properties an object has, and what says nothing.
-UNION_KEYS = {"type", "title", "description", "examples", "default", "deprecated"}  # say nothing but which type it is
-PLAIN_TYPES = {"string", "null", "boolean", "integer", "number"}  # beside texts these are read as texts, or as null
-TEXT_KEYS = UNION_KEYS | {"minLength", "maxLength"}
-PLAIN_OBJECT_KEYS = {
-    *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
-    *("title", "description", "examples", "default", "deprecated", "$schema", "$id", "$comment", "x-guidance"),
-}
-ELEMENT_KEY = re.compile(r"[^<>\n]{1,256}")
-AFTER_VALUE = f"\n{END_OF_VALUE}\n"
-# A text as a value ends where its end first stands.
-ELEMENT_RULES = [
-    f"element_text[lazy]: ELEMENT_TEXT {json.dumps(AFTER_VALUE)}",
-    f"ELEMENT_TEXT: {ANY_TEXT}",
-    f"any_element: {json.dumps(PARAMETER)} /[^<>\\n]+/ {json.dumps('>' + chr(10))} element_text",
-]
 JSON_PART = re.compile(r'"(?:[^"\\]|\\.)*"|: |, |[{}]')  # a text in an object, and what stands around it
-Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": ..., "strict": ...}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,29 +204,6 @@ class GrammarWriter:
         return " ".join(symbols)
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentsSchema:
-    """What the arguments of a tool are: an object of this schema."""
-
-    schema: Schema
-    is_strict: bool  # else what cannot be followed of it is left out
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """How llguidance reads it."""
-        return STYLE if self.is_strict else {**STYLE, **LENIENT}
-
-
-def arguments_schema(tool: Tool, is_free: bool) -> ArgumentsSchema:
-    """What the arguments of a tool are. Of a call that is free, only a strict tool has its schema."""
-    function = tool["function"]
-    is_strict = function.get("strict") is True
-    if is_free and not is_strict:
-        return ArgumentsSchema({"type": "object"}, is_strict=False)
-    schema = closed_objects({**(function.get("parameters") or {}), "type": "object"})
-    return ArgumentsSchema(schema if is_strict else readable(schema), is_strict)
-
-
 def object_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
     """The rule of this name, for the arguments of a tool as an object."""
     return [f"{name}: {json_symbol({**arguments.schema, 'x-guidance': arguments.options})}"]
@@ -267,11 +228,10 @@ def keyword_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
         if schema.get("additionalProperties") is False:
             return [f'{name}: ""']
         return any_keywords(name)
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema} | {"x-guidance": arguments.options}
     keys = list(properties)
     rules = [f"{name}: {name}_first_0"]
     for place, key in enumerate(keys):
-        rules.append(f"{name}_{place}: {quoted(key + '=')} {json_symbol({**shared, **as_schema(properties[key])})}")
+        rules.append(f"{name}_{place}: {quoted(key + '=')} {arguments.json_of(properties[key])}")
         for state, before in (("first", ""), ("next", '", "')):
             written = sequence(before, f"{name}_{place}", f"{name}_next_{place + 1}")
             left_out = "" if key in required else f" | {name}_{state}_{place + 1}"
@@ -279,112 +239,9 @@ def keyword_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
     return [*rules, *(f'{name}_{state}_{len(keys)}: ""' for state in ("first", "next"))]
 
 
-def check_properties(schema: Schema, key: re.Pattern[str]) -> None:
-    """Raise InvalidArgument naming `tools` if arguments of this schema cannot be held by rules for each of them: their
-    names must match `key`.
-    """
-    properties = schema.get("properties") or {}
-    required = schema.get("required") or []
-    others = schema.keys() - PLAIN_OBJECT_KEYS
-    if others:
-        raise InvalidArgument.field("tools", f"this model's calls cannot be held to {min(others)!r} of arguments")
-    if not isinstance(properties, dict) or not all(map(key.fullmatch, properties)):
-        raise InvalidArgument.field("tools", "this model's calls cannot have such names of arguments")
-    if not isinstance(required, list) or not all(isinstance(key, str) and key in properties for key in required):
-        raise InvalidArgument.field("tools", "arguments that are required must be among the properties")
-
-
 def any_keywords(name: str) -> list[str]:
     """Rules, of which the first has this name, for any arguments as keywords."""
     return [f'{name}: ({name}_any (", " {name}_any)*)?', f"{name}_any: {ANY_KEY} {json_symbol({})}"]
-
-
-def element_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
-    """Rules, of which the first has this name, for the arguments of a tool as elements: in the order of the schema.
-
-    A schema may say no more of its object, and of texts, than can be held. Of a tool that is not strict, what else it
-    says is left out; of a strict one it raises InvalidArgument naming `tools`.
-    """
-    schema = arguments.schema
-    try:
-        check_properties(schema, ELEMENT_KEY)
-    except InvalidArgument:
-        if arguments.is_strict:
-            raise
-        return [f"{name}: any_element*"]
-    properties = schema.get("properties") or {}
-    required = schema.get("required") or []
-    if not properties:
-        return [f'{name}: ""' if schema.get("additionalProperties") is False else f"{name}: any_element*"]
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema} | {"x-guidance": arguments.options}
-    rules = [f"{name}: {name}_next_0"]
-    for place, (key, value) in enumerate(properties.items()):
-        rules += element_rule(f"{name}_{place}", key, value, shared, arguments)
-        left_out = "" if key in required else f" | {name}_next_{place + 1}"
-        rules.append(f"{name}_next_{place}: {name}_{place} {name}_next_{place + 1}{left_out}")
-    return [*rules, f'{name}_next_{len(properties)}: ""']
-
-
-def element_rule(name: str, key: str, value: Any, shared: Schema, arguments: ArgumentsSchema) -> list[str]:
-    """Rules, of which the first has this name, for one argument; `value` is its schema."""
-    schema = without_reference(value, arguments.schema)
-    before = quoted(f"{PARAMETER}{key}>\n")
-    types = types_of(schema, arguments.schema)
-    texts = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
-        one_of_them = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-        return [f"{name}: {before} ({one_of_them}) {quoted(AFTER_VALUE)}"]
-    if types is not None and "string" not in types:
-        return [f"{name}: {before} {json_symbol({**shared, **schema})} {quoted(AFTER_VALUE)}"]
-    if arguments.is_strict and not takes_texts(schema, arguments.schema):
-        raise InvalidArgument.field(
-            "tools", f"this model's calls cannot be held to the schema of {key!r}: it is a text"
-        )
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if type(least) is not int or type(most) not in (int, str) or (least, most) == (0, ""):
-        return [f"{name}: {before} element_text"]
-    return [
-        f"{name}: {before} {name}_text",
-        f"{name}_text[lazy]: {name.upper()}_TEXT {quoted(AFTER_VALUE)}",
-        f"{name.upper()}_TEXT: /(.|\\n){{{least},{most}}}/",
-    ]
-
-
-def takes_texts(schema: Schema, root: Schema) -> bool:
-    """Whether all texts are values of this schema, as they are read, but for what it says of their length."""
-    members = [each for key in ("anyOf", "oneOf") for each in schema.get(key) or ()]
-    if members:
-        plain = [without_reference(each, root) for each in members]
-        is_plain = all(each.keys() <= UNION_KEYS and isinstance(each.get("type"), str) for each in plain)
-        kinds = {each.get("type") for each in plain} if is_plain else set()
-        return schema.keys() <= TEXT_KEYS | {"anyOf", "oneOf"} and "string" in kinds and kinds <= PLAIN_TYPES
-    types = types_of(schema, root)
-    return schema.keys() <= TEXT_KEYS and (types is None or ("string" in types and types <= PLAIN_TYPES))
-
-
-def as_schema(value: Any) -> Schema:
-    """A schema of a property, which may also be true for anything."""
-    return value if isinstance(value, dict) else {}
-
-
-def json_symbol(schema: Schema) -> str:
-    """JSON of a schema. Its own options for white space are kept."""
-    return "%json " + json.dumps({"x-guidance": STYLE, **schema}, ensure_ascii=False)
-
-
-def alternatives(name: str, places: Sequence[int]) -> str:
-    """One of the rules of this name."""
-    return " | ".join(f"{name}_{place}" for place in places)
-
-
-def sequence(*symbols: str) -> str:
-    """Symbols one behind the other, without those that are empty."""
-    return " ".join(symbol for symbol in symbols if symbol)
-
-
-def quoted(text: str) -> str:
-    """A text as a symbol; empty for no text."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 WRITERS = {"object": object_rules, "keywords": keyword_rules, "elements": element_rules}

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from jaxctx.model.text.json_schemas import LENIENT, MAX_DEPTH, STYLE, closed_objects, readable, written_tightly
+from jaxctx.model.text.json_schemas import (
+    LENIENT,
+    MAX_DEPTH,
+    STYLE,
+    closed_objects,
+    readable,
+    referred,
+    standalone,
+    written_tightly,
+)
 
 INTEGER = {"type": "integer"}
 
@@ -98,3 +107,50 @@ def test_what_is_not_strict_loses_patterns_that_cannot_be_read(pattern: str) -> 
 def test_patterns_that_can_be_read_stay(pattern: str) -> None:
     schema = {"type": "object", "patternProperties": {pattern: {"type": "string", "pattern": pattern}}}
     assert readable(schema) == schema
+
+
+ROOT: dict[str, Any] = {
+    "$id": "https://example.com/root",
+    "properties": {"a": {"$ref": "#"}, "b/ ~": INTEGER, "c": {"anyOf": [INTEGER, True]}},
+    "$defs": {"x": {"items": {"$ref": "#/$defs/x"}}, "unused": INTEGER},
+}
+
+
+@pytest.mark.parametrize(
+    ("reference", "found"),
+    [
+        ("#", ROOT),
+        ("#/properties/c/anyOf/0", INTEGER),
+        ("#/properties/c/anyOf/1", True),
+        ("#/properties/b~1%20~0", INTEGER),
+        ("#/properties/c/anyOf/2", None),
+        ("#/properties/c/anyOf/-1", None),
+        ("#/properties/c/anyOf/" + "9" * 5000, None),
+        ("#/properties/c/anyOf/0/type/x", None),
+        ("#x", None),
+        ("x", None),
+        ("/properties", None),
+    ],
+)
+def test_what_a_reference_names(reference: str, found: Any) -> None:
+    assert referred(reference, ROOT) == found
+
+
+def test_a_part_has_what_it_refers_to() -> None:
+    assert standalone(INTEGER, ROOT) == INTEGER
+    assert standalone({"$ref": []}, ROOT) == {"$ref": []}
+    assert standalone({"$ref": "#/$defs/none", "enum": [{"$ref": "#"}]}, ROOT) == {
+        "$ref": "#/$defs/none",
+        "enum": [{"$ref": "#"}],
+    }
+    assert standalone({"items": {"$ref": "#/$defs/x"}, "$defs": {"0": INTEGER}}, ROOT) == {
+        "items": {"$ref": "#/$defs/0"},
+        "$defs": {"0": {"items": {"$ref": "#/$defs/0"}}},
+    }
+    assert standalone({"$ref": "#", "title": "T"}, ROOT) == {
+        "$ref": "#/$defs/0",
+        "title": "T",
+        "$defs": {"0": {"properties": {**ROOT["properties"], "a": {"$ref": "#/$defs/0"}}}},
+    }
+    assert standalone({"allOf": [{"$ref": "#/properties/c/anyOf/1"}]}, ROOT)["$defs"] == {"0": True}
+    assert ROOT["properties"]["a"] == {"$ref": "#"}  # which is the caller's

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tokenizers
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
-from tokenizers import decoders, models, pre_tokenizers
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text.json_schemas import closed_objects
 from jaxctx.model.text.tool_calls import (
     REASONING_FORMATS,
@@ -24,6 +17,7 @@ from jaxctx.model.text.tool_calls import (
     ToolCallFormat,
 )
 from tests.tool_call_events import Read, parse
+from tests.tool_call_grammars import PLAIN, accepts, draw, elements, with_marks
 
 WEATHER = {
     "type": "function",
@@ -54,36 +48,12 @@ BAD = [
 ]
 
 
-def with_marks(*marks: str) -> tuple[LLTokenizer, dict[str, int]]:
-    """A tokenizer of bytes that has these marks as special tokens, and their ids."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    entries = ["<|end|>", *alphabet]
-    backend = tokenizers.Tokenizer(models.BPE({entry: place for place, entry in enumerate(entries)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    special = [tokenizers.AddedToken(each, special=True, normalized=False) for each in ("<|end|>", *marks)]
-    backend.add_special_tokens(special)
-    ids = {mark: backend.token_to_id(mark) for mark in marks}
-    return LLTokenizer(backend.to_str(), eos_token=0), ids
-
-
-PLAIN = LLTokenizer(Path(BUNDLED / "tokenizer.json").read_text("utf-8")), dict[str, int]()
 SPECIAL = {name: with_marks(*each.markers, "<think>", "</think>") for name, each in TOOL_CALL_FORMATS.items()}
 CASES = [(name, kind) for name in TOOL_CALL_FORMATS for kind in ("plain", "special")]
 
 
 def tokenizer_of(name: str, kind: str) -> tuple[LLTokenizer, dict[str, int]]:
     return PLAIN if kind == "plain" else SPECIAL[name]
-
-
-def accepts(tokenizer: LLTokenizer, grammar: str, text: str) -> bool:
-    """Whether a whole output with this text fits the grammar."""
-    assert LLMatcher.validate_grammar(grammar, tokenizer) == ""
-    matcher = LLMatcher(tokenizer, grammar)
-    tokens = tokenizer.tokenize_str(text, parse_special=True)
-    taken = matcher.try_consume_tokens(tokens)
-    assert not matcher.is_error(), matcher.get_error()
-    return taken == len(tokens) and matcher.is_accepting()
 
 
 LISTS = {"granite": ("<|tool_call|>", ""), "phi4": ("<|tool_call|>", "<|/tool_call|>"), "functools": ("functools", "")}
@@ -96,15 +66,6 @@ def keywords(arguments: str) -> str:
     if not isinstance(value, dict):
         return arguments
     return ", ".join(f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in value.items())
-
-
-def elements(arguments: str) -> str:
-    """An object as elements; anything else as it is."""
-    value = json.loads(arguments)
-    if not isinstance(value, dict):
-        return arguments
-    texts = {key: each if isinstance(each, str) else json.dumps(each) for key, each in value.items()}
-    return "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
 
 
 def written(name: str, *calls: tuple[str, str]) -> str:
@@ -218,27 +179,6 @@ def test_a_name_of_any_letters(name: str) -> None:
     assert parse(TOOL_CALL_FORMATS[name].parser(), [text]).calls == [(ODD["function"]["name"], '{"a": 1}')]
 
 
-def draw(tokenizer: LLTokenizer, grammar: str, seed: int, most: int = 400) -> str | None:
-    """The text of random tokens that the masks let through; None if it is too long."""
-    chooser, matcher = random.Random(seed), LLMatcher(tokenizer, grammar)
-    mask = allocate_token_bitmask(1, tokenizer.vocab_size)
-    tokens: list[int] = []
-    while not matcher.is_stopped() and len(tokens) < most:
-        fill_next_token_bitmask(matcher, mask)
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: tokenizer.vocab_size])
-        # What ends a string, a list or the output is chosen often, so that outputs are short.
-        ends = [int(token) for token in allowed if tokenizer.decode_str([int(token)]) in ('"', "]", "}")]
-        token = tokenizer.eos_token if tokenizer.eos_token in allowed and chooser.random() < 0.5 else None
-        if token is None:
-            token = chooser.choice(ends) if ends and chooser.random() < 0.4 else int(chooser.choice(list(allowed)))
-        assert matcher.consume_token(token), matcher.get_error()
-        if token == tokenizer.eos_token:
-            break
-        tokens.append(token)
-    assert not matcher.is_error()
-    return tokenizer.decode_str(tokens) if len(tokens) < most else None
-
-
 @pytest.mark.parametrize("choice", ["required", "get_weather"])
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_whatever_the_masks_let_through_is_read_as_calls(name: str, kind: str, choice: str) -> None:
@@ -289,6 +229,11 @@ def test_thoughts_and_calls_are_read_as_such() -> None:
             ["b=1", "a=1, b=1", "b=1, c=1"],
             ["a=1", "", "b=1, a=1"],
         ),
+        (
+            {"properties": {"a": {"type": "array", "items": {"$ref": "#"}}, "b": {"$ref": "#/properties/a"}}},
+            ["a=[]", 'a=[{"b": []}], b=[{}]'],
+            ["a=[[]]", 'a=[{"a": 1}]', "b={}"],
+        ),
     ],
 )
 def test_arguments_by_name(parameters: dict[str, Any], accepted: list[str], refused: list[str]) -> None:
@@ -310,6 +255,8 @@ def test_arguments_by_name(parameters: dict[str, Any], accepted: list[str], refu
         {"properties": {"a": {}}, "required": ["b"]},
         {"properties": {"a": {}}, "required": [{}]},
         {"properties": ["a"]},
+        {"properties": {"a": 5}},
+        {"properties": {"a": False}},
     ],
 )
 def test_arguments_that_cannot_be_held_by_name(parameters: dict[str, Any]) -> None:
@@ -321,72 +268,6 @@ def test_arguments_that_cannot_be_held_by_name(parameters: dict[str, Any]) -> No
         assert [violation.field for violation in raised.value.violations] == ["tools"]
     grammar = TOOL_CALL_FORMATS["olmo3"].grammar([{"type": "function", "function": function}], "required", False)
     assert accepts(PLAIN[0], grammar, "<function_calls>f(x=1)</function_calls>")
-
-
-@pytest.mark.parametrize(
-    ("parameters", "accepted", "refused"),
-    [
-        ({}, [{}, {"a": 1, "b": "two\nlines"}], ["x"]),
-        ({"properties": {}, "additionalProperties": False}, [{}], [{"a": 1}]),
-        (
-            {"properties": {"a": {"type": "integer"}, "b-c": {"type": "string"}, "d": {"$ref": "#/$defs/d"}}}
-            | {"$defs": {"d": {"type": "boolean"}}, "required": ["a"]},
-            [{"a": 1}, {"a": 1, "b-c": "x </param\n<parameter=a>"}, {"a": 1, "d": True}],
-            [{}, {"a": "x"}, {"a": 1, "d": "True"}, {"b-c": "x", "a": 1}, {"a": 1, "e": 1}],
-        ),
-        (
-            {"properties": {"a": {"enum": ["one", ""]}, "b": {"type": "string", "minLength": 2, "maxLength": 3}}},
-            [{"a": "one", "b": "xyz"}, {"a": ""}],
-            [{"a": "two"}, {"b": "x"}, {"b": "xxxx"}],
-        ),
-        (
-            {
-                "properties": {
-                    "unit": {"$ref": "#/$defs/unit", "description": "as pydantic writes it"},
-                    "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
-                    "either": {"type": ["string", "null"]},
-                    "any": {},
-                },
-                "$defs": {"unit": {"type": "string", "enum": ["C", "F"]}},
-                "required": ["unit"],
-            },
-            [{"unit": "C"}, {"unit": "F", "note": None}, {"unit": "C", "note": "5", "either": None, "any": [1]}],
-            [{"unit": "K"}, {"note": "x"}],
-        ),
-    ],
-)
-def test_arguments_as_elements(parameters: dict[str, Any], accepted: list[Any], refused: list[Any]) -> None:
-    """Of a strict tool; and what is accepted is read as it was meant."""
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
-    each = TOOL_CALL_FORMATS["qwen3_coder"]
-    grammar = each.grammar([tool], "required", False)
-    for arguments in accepted + refused:
-        text = written("qwen3_coder", ("f", json.dumps(arguments)))
-        assert accepts(PLAIN[0], grammar, text) is (arguments in accepted), arguments
-    for arguments in accepted:
-        found: Read = parse(each.parser(schemas={"f": parameters}), [each.text([("f", arguments)])])
-        assert [(name, json.loads(one)) for name, one in found.calls] == [("f", arguments)]
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"properties": {"a": {"type": "string", "pattern": "x"}}},
-        {"properties": {"a": {"type": ["string", "array"]}}},
-        {"properties": {"a": {"anyOf": [{"type": "string", "pattern": "x"}, {"type": "null"}]}}},
-        {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}}},
-        {"properties": {"a>": {"type": "integer"}}},
-        {"properties": {"a": {"type": "integer"}}, "anyOf": [{"required": ["a"]}]},
-    ],
-)
-def test_arguments_that_cannot_be_held_as_elements(parameters: dict[str, Any]) -> None:
-    function = {"name": "f", "parameters": parameters}
-    strict = {"type": "function", "function": {**function, "strict": True}}
-    with pytest.raises(InvalidArgument) as raised:
-        TOOL_CALL_FORMATS["qwen3_coder"].grammar([strict], "required", False)
-    assert [violation.field for violation in raised.value.violations] == ["tools"]
-    grammar = TOOL_CALL_FORMATS["qwen3_coder"].grammar([{"type": "function", "function": function}], "required", False)
-    assert LLMatcher.validate_grammar(grammar, PLAIN[0]) == ""
 
 
 TEXT = {"type": "string"}

@@ -1,0 +1,66 @@
+"""What the arguments of a tool are, for rules of every way to write them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.text.json_schemas import LENIENT, STYLE, Schema, closed_objects, readable, standalone
+from jaxctx.model.text.tool_calls.symbols import json_symbol
+
+Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": ..., "strict": ...}}
+ANNOTATIONS = frozenset(
+    ("title", "description", "examples", "default", "deprecated", "readOnly", "writeOnly", "$comment")
+)
+"""Of a schema, what says nothing of its values."""
+PLAIN_OBJECT_KEYS = ANNOTATIONS | {
+    *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
+    *("$schema", "$id", "x-guidance"),
+}
+"""Of a schema, what says which properties an object has, and what says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsSchema:
+    """What the arguments of a tool are: an object of this schema."""
+
+    schema: Schema
+    is_strict: bool  # else what cannot be followed of it is left out
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How llguidance reads it."""
+        return STYLE if self.is_strict else {**STYLE, **LENIENT}
+
+    def json_of(self, value: Any) -> str:
+        """A symbol for JSON of a part of the schema, as of a property."""
+        part = standalone(value, self.schema) if isinstance(value, dict) else {}
+        return json_symbol({"x-guidance": self.options, **part})
+
+
+def arguments_schema(tool: Tool, is_free: bool) -> ArgumentsSchema:
+    """What the arguments of a tool are. Of a call that is free, only a strict tool has its schema."""
+    function = tool["function"]
+    is_strict = function.get("strict") is True
+    if is_free and not is_strict:
+        return ArgumentsSchema({"type": "object"}, is_strict=False)
+    schema = closed_objects({**(function.get("parameters") or {}), "type": "object"})
+    return ArgumentsSchema(schema if is_strict else readable(schema), is_strict)
+
+
+def check_properties(schema: Schema, key: re.Pattern[str]) -> None:
+    """Raise InvalidArgument naming `tools` if arguments of this schema cannot be held by rules for each of them: their
+    names must match `key`.
+    """
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or []
+    others = schema.keys() - PLAIN_OBJECT_KEYS
+    if others:
+        raise InvalidArgument.field("tools", f"this model's calls cannot be held to {min(others)!r} of arguments")
+    if not isinstance(properties, dict) or not all(map(key.fullmatch, properties)):
+        raise InvalidArgument.field("tools", "this model's calls cannot have such names of arguments")
+    if not all(isinstance(value, dict) or value is True for value in properties.values()):
+        raise InvalidArgument.field("tools", "each of the properties must have a schema")
+    if not isinstance(required, list) or not all(isinstance(key, str) and key in properties for key in required):
+        raise InvalidArgument.field("tools", "arguments that are required must be among the properties")
