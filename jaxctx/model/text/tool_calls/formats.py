@@ -50,7 +50,6 @@ class ToolCallFormat:
     make_reader: Callable[[CallSink], Reader]
     syntax: CallSyntax  # for grammars
     is_bare: bool = False  # an object at the start of an output is a call without the mark
-    bare_opening: str = ""  # with which a call may begin without the mark, as models sometimes forget it
     call_id_length: int | None = None  # of ids: so many letters and digits, or the template refuses them
     result_role: str = "tool"  # of results, where the template leaves the role to who sends it
 
@@ -76,7 +75,7 @@ class ToolCallFormat:
             self.opening,
             self.make_reader,
             is_bare=self.is_bare,
-            bare_opening=self.bare_opening,
+            bare_opening=self.syntax.bare_trigger,
             tool_names=tool_names,
             whole_calls=whole_calls,
             schemas=schemas,
@@ -247,12 +246,12 @@ OLMO3 = ToolCallFormat(
 QWEN3_CODER = ToolCallFormat(
     name="qwen3_coder",
     opening="<tool_call>",
-    bare_opening=FUNCTION,
     make_reader=lambda sink: ClosedReader(sink, ElementReader(sink), "</tool_call>"),
     syntax=CallSyntax(
         markers=("<tool_call>", "</tool_call>"),
         trigger="<tool_call>",
-        before_name="<tool_call>\n<function=",
+        bare_trigger=FUNCTION,
+        before_name=f"<tool_call>\n{FUNCTION}",
         before_arguments=">\n",
         after_arguments="</function>\n</tool_call>",
         between="\n",

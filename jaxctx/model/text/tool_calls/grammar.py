@@ -38,6 +38,7 @@ class CallSyntax:
 
     markers: tuple[str, ...]  # texts in the fields below that are special tokens of many tokenizers
     trigger: str = ""  # the marker by which calls in a text are known; empty: an object at the start of the text
+    bare_trigger: str = ""  # within `before_name`: calls may begin with it too, as models sometimes forget the marker
     opening: str = ""  # before all calls
     opening_list: str = ""  # behind that, with a space between them or none
     before_name: str
@@ -139,14 +140,21 @@ class GrammarWriter:
         if not trigger:
             return [*rules, calls, f"answer: {NO_OBJECT} | calls"]
         # The text before the first call ends with the trigger, which that call then lacks.
-        rules += self._text_before(trigger)
+        rules += self._text_before("text_before", trigger)
         if syntax.opening:
             first = [*self._opening(syntax.opening.removeprefix(trigger)), "call"]
         else:
             head = syntax.before_name.removeprefix(trigger)
             rules += [f"opened_{place}: {self._call(head, place, tools[place])}" for place in places]
             first = ["(" + alternatives("opened", places) + ")"]
-        return [*rules, f"answer: {ANY_TEXT} | text_before " + sequence(*first, more, *self._closing())]
+        answers = [ANY_TEXT, sequence("text_before", *first, more, *self._closing())]
+        if syntax.bare_trigger:
+            rules += self._text_before("text_before_bare", syntax.bare_trigger)
+            head = syntax.before_name.partition(syntax.bare_trigger)[2]
+            rules += [f"bare_{place}: {self._call(head, place, tools[place])}" for place in places]
+            first = ["(" + alternatives("bare", places) + ")"]
+            answers.append(sequence("text_before_bare", *first, more, *self._closing()))
+        return [*rules, "answer: " + " | ".join(answers)]
 
     def thoughts(self, reasoning: ReasoningFormat) -> list[str]:
         """Rules for `thoughts`: any text up to the closing mark, and the space behind it."""
@@ -189,11 +197,11 @@ class GrammarWriter:
     def _closing(self) -> list[str]:
         return [self._text(self._syntax.closing)]
 
-    def _text_before(self, trigger: str) -> list[str]:
-        """Rules for `text_before`: any text up to the first trigger."""
+    def _text_before(self, name: str, trigger: str) -> list[str]:
+        """The rule of this name: any text up to the first trigger."""
         if trigger in self._special_ids:
-            return ["text_before: " + sequence(ANY_TEXT, self._text(trigger))]
-        return [f"text_before[lazy]: TEXT {quoted(trigger)}", f"TEXT: {ANY_TEXT}"]
+            return [f"{name}: " + sequence(ANY_TEXT, self._text(trigger))]
+        return [f"{name}[lazy]: {name.upper()} {quoted(trigger)}", f"{name.upper()}: {ANY_TEXT}"]
 
     def _text(self, text: str, markers: Sequence[str] | None = None) -> str:
         """A text that must be written as it is; markers in it are special tokens where the tokenizer has them."""

@@ -153,6 +153,32 @@ def test_free_calls_are_text_or_calls_of_the_tools(name: str, kind: str) -> None
     )
 
 
+@pytest.mark.parametrize("kind", ["plain", "special"])
+def test_free_calls_whose_opening_mark_was_forgotten(kind: str) -> None:
+    """The parser takes them, so a strict tool has its schema there too."""
+    tokenizer, ids = tokenizer_of("qwen3_coder", kind)
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+    each = TOOL_CALL_FORMATS["qwen3_coder"]
+    grammar = each.grammar([strict, NOW], "auto", True, special_ids=ids)
+
+    def bare(*calls: tuple[str, str]) -> str:
+        return "So " + written("qwen3_coder", *calls).removeprefix("<tool_call>\n")
+
+    text = bare(("get_weather", GOOD), ("now-2", '{"a": 1}'))
+    assert accepts(tokenizer, grammar, text)
+    assert [name for name, _ in parse(each.parser(), [text]).calls] == ["get_weather", "now-2"]
+    assert accepts(tokenizer, grammar, bare(("now-2", "{}")))
+    assert accepts(tokenizer, grammar, "So <function, and <tool")
+    for refused in (
+        bare(("get_weather", BAD[0])),
+        bare(("get_weather", BAD[2])),
+        bare(("other", "{}")),
+        bare(("now-2", "{}"), ("get_weather", BAD[0])),
+        bare(("now-2", "{}")) + bare(("get_weather", BAD[0])),
+    ):
+        assert not accepts(tokenizer, grammar, refused), refused
+
+
 @pytest.mark.parametrize("opened", ["think", "think_opened"])
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_thoughts_may_stand_before_calls(name: str, kind: str, opened: str) -> None:
