@@ -52,6 +52,13 @@ class ToolUse:
         return sum(len(tool.text) for tool in self.tools)
 
     @property
+    def is_quick(self) -> bool:
+        """Whether a grammar of the tools is written at once. Schemas that refer to others may take long, as each
+        argument is looked at with all that it refers to.
+        """
+        return self.size <= MAX_INLINE_TOOLS and not any('"$ref"' in tool.text for tool in self.tools)
+
+    @property
     def demands_call(self) -> bool:
         """Whether an answer must be a call."""
         return bool(self.tools) and self.choice in ("required", "named")
@@ -107,7 +114,7 @@ class ChatFormats:
             return formats  # a text in which no call can stand
         if use.choice == "auto" and schema is None and not any(tool.is_strict for tool in use.tools):
             return formats
-        if use.size + len(generate.output_format.json_schema) <= MAX_INLINE_TOOLS:
+        if use.is_quick and len(generate.output_format.json_schema) <= MAX_INLINE_TOOLS:
             wanted, looser = formats._grammars(formats.tool_calls, use, schema)
         else:
             wanted, looser = await asyncio.to_thread(formats._grammars, formats.tool_calls, use, schema)

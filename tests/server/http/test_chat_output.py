@@ -157,6 +157,7 @@ def test_thoughts_are_none_in_an_answer_that_had_begun() -> None:
 
 
 async def test_the_grammar_of_large_tools_is_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is that of tools whose schemas refer to others."""
     threads: list[str] = []
     write = ChatFormats._grammars
 
@@ -166,9 +167,10 @@ async def test_the_grammar_of_large_tools_is_written_beside_the_loop(monkeypatch
 
     monkeypatch.setattr(ChatFormats, "_grammars", note)
     [large] = stored_tools([TEXT.replace('"parameters"', f'"description": "{"x" * MAX_INLINE_TOOLS}", "parameters"')])
-    for tool in (TOOL, large):
+    [referring] = stored_tools([TEXT.replace('"properties": {}', '"properties": {"a": {"$ref": "#"}}')])
+    for tool in (TOOL, large, referring):
         assert (await prepared(ToolUse(tools=[tool], choice="required"))).output_format.grammar
-    assert [name == threading.main_thread().name for name in threads] == [True, False]
+    assert [name == threading.main_thread().name for name in threads] == [True, False, False]
 
 
 def test_a_tool_is_not_read_again_for_each_output(monkeypatch: pytest.MonkeyPatch) -> None:

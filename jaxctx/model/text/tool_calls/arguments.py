@@ -9,6 +9,8 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import LENIENT, STYLE, Schema, closed_objects, readable, standalone
 from jaxctx.model.text.tool_calls.symbols import json_symbol
 
+MAX_PROPERTIES = 512  # of the arguments of a tool: the rules of more are longer than a grammar may be
+MAX_RULES = 256 << 10  # characters of the rules of a tool: several times what a grammar may have
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": ..., "strict": ...}}
 ANNOTATIONS = frozenset(
     ("title", "description", "examples", "default", "deprecated", "readOnly", "writeOnly", "$comment")
@@ -60,7 +62,25 @@ def check_properties(schema: Schema, key: re.Pattern[str]) -> None:
         raise InvalidArgument.field("tools", f"this model's calls cannot be held to {min(others)!r} of arguments")
     if not isinstance(properties, dict) or not all(map(key.fullmatch, properties)):
         raise InvalidArgument.field("tools", "this model's calls cannot have such names of arguments")
+    if len(properties) > MAX_PROPERTIES:
+        raise InvalidArgument.field("tools", f"must have up to {MAX_PROPERTIES} arguments each")
     if not all(isinstance(value, dict) or value is True for value in properties.values()):
         raise InvalidArgument.field("tools", "each of the properties must have a schema")
     if not isinstance(required, list) or not all(isinstance(key, str) and key in properties for key in required):
         raise InvalidArgument.field("tools", "arguments that are required must be among the properties")
+
+
+class RulesSize:
+    """How long the rules of one tool are. Each argument may have all the others in its rules, if they refer to them: no
+    more is written than a grammar could ever have.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0  # in characters
+
+    def checked(self, rules: list[str]) -> list[str]:
+        """These further rules. Raises InvalidArgument naming `tools` if they are too long together."""
+        self._size += sum(map(len, rules))
+        if self._size > MAX_RULES:
+            raise InvalidArgument.field("tools", "have schemas that are too large together with what they refer to")
+        return rules

@@ -13,10 +13,11 @@ from typing import Any
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import Schema, referred
-from jaxctx.model.text.tool_calls.arguments import ANNOTATIONS, ArgumentsSchema, check_properties
+from jaxctx.model.text.tool_calls.arguments import ANNOTATIONS, ArgumentsSchema, RulesSize, check_properties
 from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE, PARAMETER
 from jaxctx.model.text.tool_calls.element_values import (
     JSON_TYPES,
+    MAX_SCHEMAS,
     alternatives_in,
     argument_text,
     own_types,
@@ -77,20 +78,26 @@ def element_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
     A schema may say no more of its object, and of texts, than can be held. Of a tool that is not strict, what else it
     says is left out; of a strict one it raises InvalidArgument naming `tools`.
     """
-    schema = arguments.schema
     try:
-        check_properties(schema, ELEMENT_KEY)
+        return property_rules(name, arguments)
     except InvalidArgument:
         if arguments.is_strict:
             raise
         return [f"{name}: any_element*"]
+
+
+def property_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
+    """The rules of `element_rules`. Raises InvalidArgument naming `tools` if there can be none for each argument."""
+    schema = arguments.schema
+    check_properties(schema, ELEMENT_KEY)
     properties = schema.get("properties") or {}
     required = schema.get("required") or []
     if not properties:
         return [f'{name}: ""' if schema.get("additionalProperties") is False else f"{name}: any_element*"]
+    size = RulesSize()
     rules = [f"{name}: {name}_next_0"]
     for place, (key, value) in enumerate(properties.items()):
-        rules += element_rule(f"{name}_{place}", key, value, arguments)
+        rules += size.checked(element_rule(f"{name}_{place}", key, value, arguments))
         left_out = "" if key in required else f" | {name}_next_{place + 1}"
         rules.append(f"{name}_next_{place}: {name}_{place} {name}_next_{place + 1}{left_out}")
     return [*rules, f'{name}_next_{len(properties)}: ""']
@@ -132,7 +139,7 @@ def choices_of(value: Any, root: Schema) -> Choices:
         each = waiting.pop()
         if each is True:
             each = {}
-        if not isinstance(each, dict):
+        if not isinstance(each, dict) or len(seen) == MAX_SCHEMAS:
             is_exact = False
             continue
         if id(each) in seen:

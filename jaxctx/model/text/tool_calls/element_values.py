@@ -1,6 +1,6 @@
 """What the texts of elements mean: the types that a schema allows say whether 5 is a number or a text.
 
-Schemas come from clients, and refer to each other as they like: each is looked at once.
+Schemas come from clients, and refer to each other as they like: each is looked at once, and of one value so many.
 """
 
 import json
@@ -20,6 +20,7 @@ JSON_TYPES: Mapping[type, str] = {
     list: "array",
     type(None): "null",
 }
+MAX_SCHEMAS = 1000  # that are looked at for one value
 READ_BESIDE_TEXTS = frozenset(("object", "array", "null"))  # any other value is a text where texts are allowed
 
 
@@ -47,7 +48,7 @@ def types_of(schema: Any, root: Schema) -> set[str] | None:
     waiting, seen = [schema], set[int]()
     while waiting:
         each = waiting.pop()
-        if not isinstance(each, dict):
+        if not isinstance(each, dict) or len(seen) == MAX_SCHEMAS:
             return None
         if id(each) in seen:
             continue

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import Schema
-from jaxctx.model.text.tool_calls.arguments import ArgumentsSchema, Tool, arguments_schema, check_properties
+from jaxctx.model.text.tool_calls.arguments import ArgumentsSchema, RulesSize, Tool, arguments_schema, check_properties
 from jaxctx.model.text.tool_calls.element_grammar import ELEMENT_RULES, element_rules
 from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE, PARAMETER
 from jaxctx.model.text.tool_calls.keyword_arguments import KEY
@@ -224,22 +224,27 @@ def keyword_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
     holds the arguments to nothing; of a strict one it raises InvalidArgument naming `tools`.
     """
     try:
-        check_properties(arguments.schema, KEY)
+        return property_rules(name, arguments)
     except InvalidArgument:
         if arguments.is_strict:
             raise
         return any_keywords(name)
+
+
+def property_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
+    """The rules of `keyword_rules`. Raises InvalidArgument naming `tools` if there can be none for each argument."""
     schema = arguments.schema
+    check_properties(schema, KEY)
     properties = schema.get("properties") or {}
     required = schema.get("required") or []
     if not properties:
         if schema.get("additionalProperties") is False:
             return [f'{name}: ""']
         return any_keywords(name)
-    keys = list(properties)
+    keys, size = list(properties), RulesSize()
     rules = [f"{name}: {name}_first_0"]
     for place, key in enumerate(keys):
-        rules.append(f"{name}_{place}: {quoted(key + '=')} {arguments.json_of(properties[key])}")
+        rules += size.checked([f"{name}_{place}: {quoted(key + '=')} {arguments.json_of(properties[key])}"])
         for state, before in (("first", ""), ("next", '", "')):
             written = sequence(before, f"{name}_{place}", f"{name}_next_{place + 1}")
             left_out = "" if key in required else f" | {name}_{state}_{place + 1}"

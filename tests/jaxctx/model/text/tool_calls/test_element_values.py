@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxctx.model.text.tool_calls import element_values
-from jaxctx.model.text.tool_calls.element_values import argument_text, types_of
+from jaxctx.model.text.tool_calls.element_values import MAX_SCHEMAS, argument_text, types_of
 
 DEFINITIONS: dict[str, Any] = {
     "whole": {"type": "integer"},
@@ -65,6 +65,13 @@ def test_every_schema_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(element_values, "own_types", counted)
     assert types_of({"$ref": "#/$defs/0"}, root) == {"integer"}
     assert looks <= depth * (branching + 1) + 2
+
+
+def test_so_many_schemas_are_looked_at() -> None:
+    chain: Any = {str(level): {"$ref": f"#/{level + 1}"} for level in range(MAX_SCHEMAS - 1)}
+    chain |= {str(MAX_SCHEMAS - 1): {"type": "integer"}}
+    assert types_of(chain["0"], chain) == {"integer"}
+    assert types_of({"$ref": "#/0"}, chain) is None
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jaxctx.model.text.tool_calls import (
     OutputParser,
     ToolCallFormat,
 )
+from jaxctx.model.text.tool_calls.arguments import MAX_PROPERTIES
 from tests.tool_call_events import Read, parse
 from tests.tool_call_grammars import PLAIN, accepts, draw, elements, with_marks
 
@@ -294,6 +295,26 @@ def test_arguments_that_cannot_be_held_by_name(parameters: dict[str, Any]) -> No
         assert [violation.field for violation in raised.value.violations] == ["tools"]
     grammar = TOOL_CALL_FORMATS["olmo3"].grammar([{"type": "function", "function": function}], "required", False)
     assert accepts(PLAIN[0], grammar, "<function_calls>f(x=1)</function_calls>")
+
+
+@pytest.mark.parametrize("name", ["olmo3", "qwen3_coder"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {f"a{place}": {} for place in range(MAX_PROPERTIES + 1)}},
+        {"properties": {f"a{place}": {"type": "array", "items": {"$ref": "#"}} for place in range(MAX_PROPERTIES)}},
+    ],
+)
+def test_schemas_that_are_too_large(name: str, parameters: dict[str, Any]) -> None:
+    """As where each argument refers to all of them: rules would be at the square of the schema's length."""
+    function = {"name": "f", "parameters": parameters}
+    strict = {"type": "function", "function": {**function, "strict": True}}
+    with pytest.raises(InvalidArgument) as raised:
+        TOOL_CALL_FORMATS[name].grammar([strict], "required", False)
+    assert [violation.field for violation in raised.value.violations] == ["tools"]
+    grammar = TOOL_CALL_FORMATS[name].grammar([{"type": "function", "function": function}], "required", False)
+    assert len(grammar) < 2000
+    assert accepts(PLAIN[0], grammar, written(name, ("f", '{"x": 1}')))
 
 
 TEXT = {"type": "string"}
