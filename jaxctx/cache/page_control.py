@@ -1,8 +1,8 @@
 """Page control: dropping tokens, and manual page operations. Each is atomic: one that raises has changed nothing.
 
-`truncate`, `rewind` and `take_back` drop tokens; `reserve`, `commit` and `release` are the page operations that clients may call
-themselves. All take the cache and one of its contexts, and raise NotFound for a context that is closed. Called by the
-engine's context operations.
+`truncate`, `rewind` and `take_back` drop tokens; `reserve`, `commit` and `release` are the page operations that clients
+may call themselves. All take the cache and one of its contexts, and raise NotFound for a context that is closed. Called
+by the engine's context operations, and by its core for requests that are refused.
 """
 
 from jaxctx.cache.context_cache import Context, ContextCache

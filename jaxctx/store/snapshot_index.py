@@ -15,6 +15,7 @@ more, where the object store deletes on condition; elsewhere it stays.
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -53,6 +54,8 @@ class Entry:
 
 REFRESH_S = 5.0  # how old what is known of a tenant's names may be, beside what this process changed
 REFRESH_SHARE = 0.02  # of the time is spent on that at most, for each tenant
+SELDOM_AGE_S = 600.0  # names that were deleted so long ago are looked at seldom:
+SELDOM_LOOKS = 16  # at one of so many looks at the names of a tenant
 KEPT_CHANGES = 32  # ids of changes in a record: more are not made while one process waits for its reply
 
 Edit: TypeAlias = Callable[[Entry, float], Entry]  # makes the new entry, given the time; may raise to refuse
@@ -86,8 +89,9 @@ class SnapshotIndex:
         self._tenants: dict[str, dict[str, Entry]] = {}
         self._expiries: DeadlineQueue[tuple[str, str]] = DeadlineQueue()  # when the next version of a name expires
         self._refreshed: dict[str, tuple[float, float]] = {}  # by tenant: when, and for how long that will do
+        self._looks: Counter[str] = Counter()  # by tenant: how often
         self._name_locks = [threading.Lock() for _ in range(64)]  # chosen by hash; one change of a name at a time
-        for tenant, name, stored, generation in self._read_names(None):
+        for tenant, name, stored, generation in self._read_names(self._list_names(None)):
             self._merge(tenant, name, stored, generation)
 
     def entry(self, tenant: str, name: str) -> Entry:
@@ -155,7 +159,8 @@ class SnapshotIndex:
         """Read the changes of a tenant's names by other processes, unless that was done a moment ago.
 
         Nothing changes if the store fails, and as to names whose latest version is in memory: this process owns them.
-        Meanwhile other calls for the same tenant return at once.
+        Meanwhile other calls for the same tenant return at once. Where records of deleted names stay, those that were
+        deleted long ago are read at some of the looks only: there may be many more of them than of others.
         """
         begun = self._clock()
         with self._lock:
@@ -163,9 +168,11 @@ class SnapshotIndex:
             if last <= begun < last + enough_s:
                 return
             self._refreshed[tenant] = begun, math.inf
+            also_seldom = self._looks[tenant] % SELDOM_LOOKS == 0
+            self._looks[tenant] += 1
         try:
             with suppress(JaxctxError):
-                self._refresh(tenant, also_owned=False)
+                self._refresh(tenant, also_owned=False, also_seldom=also_seldom)
         finally:
             # A tenant may have thousands of names, and each is a request to an object store.
             ended = self._clock()
@@ -174,17 +181,20 @@ class SnapshotIndex:
 
     def refresh(self) -> None:
         """Read what other processes changed, of all names."""
-        self._refresh(None, also_owned=True)
+        self._refresh(None, also_owned=True, also_seldom=True)
 
-    def _refresh(self, tenant: str | None, *, also_owned: bool) -> None:
+    def _refresh(self, tenant: str | None, *, also_owned: bool, also_seldom: bool) -> None:
         """Reload the names of a tenant (None: of all) that changed in the store, or went from it.
 
-        `also_owned`: those too whose latest version is in memory, which may have to give way.
+        `also_owned`: those too whose latest version is in memory, which may have to give way. `also_seldom`: those too
+        that are known to have been deleted long ago.
         """
-        listed: set[tuple[str, str]] = set()
+        names = self._list_names(tenant)
+        listed = set(names)
+        if not also_seldom:
+            names = [key for key in names if not self._is_seldom_read(self.entry(*key))]
         changed: list[tuple[str, str]] = []
-        for owner, name, _, generation in self._read_names(tenant):
-            listed.add((owner, name))
+        for owner, name, _, generation in self._read_names(names):
             if self.entry(owner, name).generation != generation:
                 changed.append((owner, name))
         for owner, name, entry in self.all():
@@ -196,11 +206,18 @@ class SnapshotIndex:
                 with self._name_lock(owner, name):
                     self._reload(owner, name)
 
-    def _read_names(self, tenant: str | None) -> Iterator[tuple[str, str, bytes | None, bytes]]:
-        """Tenant, name, record (None: deleted) and generation of every name in the store, or of one tenant's."""
+    def _is_seldom_read(self, entry: Entry) -> bool:
+        """Whether the record is of a name that was deleted long ago, so that it is not likely to change."""
+        return entry.is_deleted and entry.deleted_at + SELDOM_AGE_S < self._clock()
+
+    def _list_names(self, tenant: str | None) -> list[tuple[str, str]]:
+        """Tenant and name of every name in the store, or of one tenant's."""
         folder = "" if tenant is None else _folder(tenant)
         parsed_keys = [_parse_key(folder + key) for key in self._objects.list(f"names/{folder}")]
-        names = [parsed for parsed in parsed_keys if parsed is not None]
+        return [parsed for parsed in parsed_keys if parsed is not None]
+
+    def _read_names(self, names: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, bytes | None, bytes]]:
+        """Tenant, name, record (None: deleted) and generation of each of these names."""
         records = in_flight((self._objects.read(_key(tenant, name)) for tenant, name in names), READ_AHEAD)
         for (tenant, name), (stored, generation) in zip(names, records, strict=True):
             yield tenant, name, stored, generation

@@ -8,7 +8,7 @@ from jaxctx.errors import (
     Unavailable,
 )
 from jaxctx.store.pages import GRACE_S
-from jaxctx.store.snapshot_index import KEPT_CHANGES, REFRESH_S
+from jaxctx.store.snapshot_index import KEPT_CHANGES, REFRESH_S, SELDOM_AGE_S, SELDOM_LOOKS
 
 from .builders import (
     PAGE_BYTES,
@@ -398,6 +398,30 @@ def test_who_was_slower_knows_that_it_got_nothing(remote, latest):
         store.take(found, latest=latest)
     remaining = [] if latest else [2]
     assert [one.version for one in store.list("t")] == remaining
+
+
+def test_names_that_were_deleted_long_ago_are_read_at_some_looks_only():
+    """Where their records stay. Another process may use such a name again all the same."""
+    remote, clock = RemoteObjects(deletes_on_condition=False), Clock()
+    store, other = open_store(remote, clock), open_store(remote, clock, seed="b")
+    for name in ("deleted", "kept"):
+        save(store, range(8), name)
+    store.remove("t", "deleted")
+
+    def names_read() -> int:
+        clock.now += REFRESH_S
+        remote.calls.clear()
+        store.refresh_tenant("t")
+        return sum(call == "read" for call, _ in remote.calls)
+
+    assert [names_read(), names_read()] == [2, 2]
+    clock.now += SELDOM_AGE_S
+    assert [names_read() for _ in range(SELDOM_LOOKS)].count(2) == 1
+    save(other, range(12), "deleted")
+    for _ in range(SELDOM_LOOKS):
+        names_read()
+    assert [one.name for one in store.list("t")] == ["deleted", "kept"]
+    assert names_read() == 2
 
 
 @pytest.mark.parametrize("collector", ["the same process", "another one"])
