@@ -131,11 +131,18 @@ def _ends(named: Mapping[str, AddedToken]) -> set[str]:
 
 
 def _check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises CheckpointError for an entry that the model has no row for; the other way round many models have more."""
+    """Raises CheckpointError for an entry that the model has no row for, or an id that the post-processor inserts.
+
+    The other way round many models have more.
+    """
     largest, entry = tokenizer.largest_id()
     if largest >= vocab_size:
         why = f"{entry[:80]!r} has id {largest}, but config.json: vocab_size is {vocab_size}"
         raise CheckpointError(f"tokenizer.json: larger than the model's vocabulary: {why}")
+    inserted = max(tokenizer.encode(""), default=0)
+    if inserted >= vocab_size:
+        why = f"inserts id {inserted}, but config.json: vocab_size is {vocab_size}"
+        raise CheckpointError(f"tokenizer.json: post_processor: {why}")
 
 
 def _templates(path: Path, settings: Reader) -> dict[str, str]:
