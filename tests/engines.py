@@ -148,7 +148,8 @@ def make_draft_model(
         devices[key].compile_steps(DRAFT_STEP_ROWS)
     devices[key].replace_parameters(dict(enumerate(draft.params)))
     poison(devices[key])
-    return DraftModel(devices[key], DraftSequences(sizes, draft.revision), served.model.vocab_size)
+    sequences = DraftSequences(sizes, draft.revision, draft.model.vocab_size)
+    return DraftModel(devices[key], sequences, served.model.vocab_size)
 
 
 MakeEngine = Callable[..., LocalEngine]

@@ -5,7 +5,7 @@ the device (a page to copy, a page to load) is returned as data; the engine carr
 the engine calls this package.
 
     context_cache.py        ContextCache: every operation on contexts; the entry point of the package
-    page_control.py         truncate, rewind, reserve, commit, release
+    page_control.py         truncate, rewind, take_back, reserve, commit, release
     context_table.py        ContextTable: contexts by tenant and id, in order of use, with their lifetimes
     context.py              Context: the state of one token sequence and its page table
     block_manager.py        BlockManager: page pool, prefix index and tiers together

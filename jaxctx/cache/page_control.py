@@ -1,8 +1,8 @@
 """Page control: dropping tokens, and manual page operations. Each is atomic: one that raises has changed nothing.
 
-`truncate` and `rewind` drop tokens; `reserve`, `commit` and `release` are the page operations that clients may call
-themselves. All take the cache and one of its contexts, and raise NotFound for a context that is closed. Called by the
-engine's context operations.
+`truncate`, `rewind` and `take_back` drop tokens; `reserve`, `commit` and `release` are the page operations that clients
+may call themselves. All take the cache and one of its contexts, and raise NotFound for a context that is closed. Called
+by the engine's context operations, and by its core for requests that are refused.
 """
 
 from jaxctx.cache.context_cache import Context, ContextCache
@@ -54,6 +54,22 @@ def rewind(cache: ContextCache, context: Context, to: int) -> None:
     target = context.working[0]
     if target != source:  # they are equal if the page that was released is the one that was allocated
         cache.block_manager.tiers.copy([source], [target])
+
+
+def take_back(cache: ContextCache, context: Context, to: int) -> None:
+    """Keep the first `to` tokens, and never take a page: tokens of a committed page that is kept in part are buffered.
+
+    For what was appended by a request that is refused: that is no time to need a page, as all may be promised. Across
+    committed pages, those after `to` are released and stay cached, and all working pages become free.
+
+    Raises OutOfRange.
+    """
+    context.raise_if_closed()
+    if not 0 <= to <= context.length:
+        raise OutOfRange(f"{to} tokens to keep of a context of {context.length} tokens")
+    if to < context.committed_pages * cache.page_size:
+        cache.block_manager.free_working(context, keep=0)
+    cache.block_manager.shorten(context, to)
 
 
 def reserve(cache: ContextCache, context: Context, pages: int) -> None:

@@ -155,7 +155,7 @@ def build_draft_model(
         model.model, model.params, draft.config, attention=draft.attention, lowering_cache=lowering_cache
     )
     runner.compile_steps(DRAFT_STEP_ROWS, compiled)
-    sequences = DraftSequences(draft.config, model.revision, kv_layout_name(runner.program))
+    sequences = DraftSequences(draft.config, model.revision, model.model.vocab_size, kv_layout_name(runner.program))
     return DraftModel(runner, sequences, served.model.vocab_size)
 
 

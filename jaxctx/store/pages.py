@@ -156,6 +156,8 @@ class Pages:
                 self._objects.delete(f"manifests/{manifest_id}")
             with self._lock:
                 self._packs.pop(manifest_id, None)
+        if self._index.drop_deleted(GRACE_S):
+            self.collect_at(self._clock() + GRACE_S)
         return len(dead_manifests & manifests) + len(dead_packs)
 
     def _find_garbage(self, manifests: set[str], packs: set[str], foreign: set[str]) -> tuple[set[str], set[str]]:

@@ -129,6 +129,16 @@ class SnapshotVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class NameRecord:
+    """What is stored of a name. Without versions it is deleted."""
+
+    last_version: int = 0  # the highest number given so far
+    versions: Sequence[SnapshotVersion] = ()  # the durable ones, ascending
+    change_ids: Sequence[str] = ()  # of the latest changes, the last one first
+    deleted_at: float = 0.0  # when it was deleted, in unix seconds
+
+
+@dataclass(frozen=True, slots=True)
 class PageLocation:
     """Where a stored page is: its pack, the byte offset there, and the checksum of its data."""
 
@@ -226,26 +236,31 @@ def decode_version(stored: StoredVersion, tenant: str, name: str) -> SnapshotVer
     )
 
 
-def encode_name(
-    tenant: str, name: str, last_version: int, versions: Iterable[SnapshotVersion], change_id: str = ""
-) -> bytes:
-    """The record of a name, with these durable versions, as bytes. `change_id` makes it unlike any other record."""
-    record = StoredName(
+def encode_name(tenant: str, name: str, record: NameRecord) -> bytes:
+    """The record of a name as bytes."""
+    stored = StoredName(
         tenant=tenant,
         name=name,
-        last_version=last_version,
-        versions=[encode_version(version) for version in versions],
-        change_id=change_id,
+        last_version=record.last_version,
+        versions=[encode_version(version) for version in record.versions],
+        change_id=record.change_ids[0] if record.change_ids else "",
+        earlier_change_ids=record.change_ids[1:],
+        deleted_at=record.deleted_at,
     )
-    return _seal(record)
+    return _seal(stored)
 
 
-def decode_name(data: bytes, tenant: str, name: str) -> tuple[int, tuple[SnapshotVersion, ...]] | None:
-    """The last version number and the durable versions; None if the record is damaged or of another name."""
-    record = _unseal(StoredName(), data)
-    if record is None or (record.tenant, record.name) != (tenant, name):
+def decode_name(data: bytes, tenant: str, name: str) -> NameRecord | None:
+    """The record of a name; None if it is damaged or of another name."""
+    stored = _unseal(StoredName(), data)
+    if stored is None or (stored.tenant, stored.name) != (tenant, name):
         return None
-    return record.last_version, tuple(decode_version(stored, tenant, name) for stored in record.versions)
+    return NameRecord(
+        last_version=stored.last_version,
+        versions=tuple(decode_version(version, tenant, name) for version in stored.versions),
+        change_ids=(stored.change_id, *stored.earlier_change_ids) if stored.change_id else (),
+        deleted_at=stored.deleted_at,
+    )
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -27,6 +27,8 @@ class StoredName(google.protobuf.message.Message):
     LAST_VERSION_FIELD_NUMBER: builtins.int
     VERSIONS_FIELD_NUMBER: builtins.int
     CHANGE_ID_FIELD_NUMBER: builtins.int
+    EARLIER_CHANGE_IDS_FIELD_NUMBER: builtins.int
+    DELETED_AT_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Whose name it is."""
     name: builtins.str
@@ -34,10 +36,16 @@ class StoredName(google.protobuf.message.Message):
     last_version: builtins.int
     """The highest version number given so far."""
     change_id: builtins.str
-    """Unlike that of any other record: a writer that did not hear what came of its change knows its own record by it."""
+    """Of the change that made this record. A writer that did not hear what came of its change knows by it that it was made."""
+    deleted_at: builtins.float
+    """When the name was deleted, in unix seconds. Unset where it has versions."""
     @property
     def versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StoredVersion]:
         """The durable versions, ascending. None: the name is deleted."""
+
+    @property
+    def earlier_change_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Of some changes before, the latest first: others may have changed the name before such a writer looks."""
 
     def __init__(
         self,
@@ -47,8 +55,10 @@ class StoredName(google.protobuf.message.Message):
         last_version: builtins.int = ...,
         versions: collections.abc.Iterable[global___StoredVersion] | None = ...,
         change_id: builtins.str = ...,
+        earlier_change_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        deleted_at: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["change_id", b"change_id", "last_version", b"last_version", "name", b"name", "tenant", b"tenant", "versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["change_id", b"change_id", "deleted_at", b"deleted_at", "earlier_change_ids", b"earlier_change_ids", "last_version", b"last_version", "name", b"name", "tenant", b"tenant", "versions", b"versions"]) -> None: ...
 
 global___StoredName = StoredName
 

@@ -5,6 +5,7 @@ that share a page are charged it twice, so that no charge depends on what others
 Only `check_snapshots` may be called from other threads than the step thread.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable
 
@@ -41,6 +42,18 @@ class Quotas:
     def check_contexts(self, count: int) -> None:
         """Raises ResourceExhausted (QUOTA) if a tenant may not have so many contexts."""
         _check("max_contexts_per_tenant", self._config.max_contexts_per_tenant, count, RETRY_S)
+
+    @property
+    def limits_snapshots(self) -> bool:
+        """Whether `check_snapshots` may refuse anything."""
+        return self.is_near_snapshot_limit(math.inf, math.inf)
+
+    def is_near_snapshot_limit(self, count: float, size_bytes: float) -> bool:
+        """Whether so many versions, or bytes of their pages, are half of what a tenant may have, or more."""
+        limits = self._config.max_snapshots_per_tenant, self._config.max_snapshot_bytes_per_tenant
+        return any(
+            limit is not None and used >= limit / 2 for limit, used in zip(limits, (count, size_bytes), strict=True)
+        )
 
     def check_snapshots(self, count: int, size_bytes: int) -> None:
         """Raises ResourceExhausted (QUOTA) if a tenant may not have so many versions, or bytes of their pages.

@@ -13,7 +13,7 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ import numpy as np
 from jaxctx import errors
 from jaxctx.cache.block_manager import BlockManager
 from jaxctx.cache.context_cache import Context, ContextCache, Identity
-from jaxctx.cache.page_control import rewind, truncate
+from jaxctx.cache.page_control import take_back, truncate
 from jaxctx.cache.tiers import MoveKind
 from jaxctx.engine.adapters.table import AdapterTable
 from jaxctx.engine.config import EngineConfig, RuntimeDeps
@@ -261,10 +261,9 @@ class EngineCore:
             self.lifecycle.notify_changed(request.context)
 
     def fail(self, request: Request, error: JaxctxError) -> None:
-        """End a request with an error for its caller. If it never ran, its context becomes as it was before."""
-        never_ran = request.never_ran
+        """End a request with an error for its caller. If it is refused, its appended tokens are removed again."""
         self.end(request)
-        self._answer_failed(RequestFailed(request, error, never_ran))
+        self._answer_failed(RequestFailed(request, error))
 
     def fail_all(self, error: JaxctxError) -> None:
         """End every request with this error, even if the engine's state may be wrong: every caller gets an answer."""
@@ -328,15 +327,11 @@ class EngineCore:
     def _answer_failed(self, failed: RequestFailed) -> None:
         """Answer a request that has ended with its error. If it was refused, its appended tokens are removed again."""
         request, context = failed.request, failed.request.context
-        if request.appended_tokens and isinstance(failed.error, errors.ResourceExhausted):
-            if failed.never_ran:
-                truncate(self.cache, context, request.appended_tokens)
-                self.lifecycle.notify_changed(context)
-            elif request.computed_tokens is None:
-                # Preempted while its pages came back: some of the tokens may have KV, and none was computed for it.
-                with suppress(errors.ResourceExhausted):  # there may be no page for the beginning of one
-                    rewind(self.cache, context, context.length - request.appended_tokens)
-                    self.lifecycle.notify_changed(context)
+        # Nothing is computed either if it was preempted while its pages came back: then some of its tokens have KV.
+        computed_nothing = request.computed_tokens is None
+        if request.appended_tokens and computed_nothing and isinstance(failed.error, errors.ResourceExhausted):
+            take_back(self.cache, context, context.length - request.appended_tokens)
+            self.lifecycle.notify_changed(context)
         request.reply.set_error(failed.error)
 
     def _answer_finished(self, request: Request, info: ContextInfo) -> None:

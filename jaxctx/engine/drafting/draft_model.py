@@ -44,7 +44,7 @@ class DraftModel:
     def __init__(self, runner: ModelRunner, sequences: DraftSequences, vocab_size: int) -> None:
         """`runner` has compiled its steps. `vocab_size`: of the served model; a guess beyond it is none.
 
-        The two models may have different numbers of rows behind the entries of their tokenizer, which are the same.
+        The two models may have different numbers of rows behind the entries that both of their tokenizers have.
         """
         self.sequences = sequences
         self._runner = runner

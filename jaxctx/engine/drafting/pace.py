@@ -18,10 +18,11 @@ class DraftPace:
     _count: int = FIRST_DRAFTS
     _pause: int = 0
     _resume_at: int = 0  # tokens of the context
+    _is_over: bool = False
 
     def count(self, length: int, limit: int) -> int:
         """Tokens to guess behind a context of `length` tokens, at most `limit`; 0 in a pause."""
-        return 0 if length < self._resume_at else max(0, min(self._count, limit))
+        return 0 if self._is_over or length < self._resume_at else max(0, min(self._count, limit))
 
     def update(self, length: int, drafted: int, accepted: int) -> None:
         """Note that of `drafted` guesses so many were right; the context has `length` tokens now."""
@@ -35,3 +36,7 @@ class DraftPace:
     def wait_for_pages(self, length: int) -> None:
         """Note that the draft model had no page for the request, whose context has `length` tokens now."""
         self._resume_at = length + PAUSE_WITHOUT_PAGES
+
+    def end(self) -> None:
+        """Note that the draft model cannot read a token of the request: no guess follows any more."""
+        self._is_over = True

@@ -11,8 +11,9 @@ served model does to its contexts (forks, rewinds, suspensions) therefore change
 
 What was sent to the device counts as computed at once, because it runs everything in the order in which it is sent.
 Guesses are not tokens of the sequence: only when the served model has drawn them do they become some, and their KV is
-there already. Wrong ones are overwritten. A request for which there is no page has no sequence, and no drafts for a
-while; nothing waits for pages here, and nobody is asked to give them up but sequences that have ended.
+there already. Wrong ones are overwritten. A request with a token that the draft model has no row for, as that of an
+image, has no drafts from then on. A request for which there is no page has no sequence, and no drafts for a while;
+nothing waits for pages here, and nobody is asked to give them up but sequences that have ended.
 
 Called by the scheduler, which asks what is ready, and by `DraftModel`, on the step thread.
 """
@@ -52,10 +53,19 @@ class DraftSequences:
     """See the module docstring."""
 
     def __init__(
-        self, config: EngineConfig, revision: str, kv_layout: str = "", clock: Callable[[], float] = lambda: 0.0
+        self,
+        config: EngineConfig,
+        revision: str,
+        vocab_size: int,
+        kv_layout: str = "",
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`config`: of the draft model. `revision` and `kv_layout` tell its pages from those of another model."""
+        """`config`: of the draft model, which has rows for `vocab_size` tokens.
+
+        `revision` and `kv_layout` tell its pages from those of another model.
+        """
         self.config = config
+        self._vocab_size = vocab_size
         self._revision, self._kv_layout = revision, kv_layout
         self.block_manager = BlockManager(config.pages, config.page_size)
         numbers = itertools.count()
@@ -155,6 +165,9 @@ class DraftSequences:
         new = request.context.tokens(context.length)
         if len(new) == 0:
             return sequence
+        if not self._can_read(request, new):
+            self._end(request)
+            return None
         self.cache.append(context, new)
         right = 0
         while right < min(len(sequence.guesses), len(new) - 1) and sequence.guesses[right] == new[right]:
@@ -168,6 +181,8 @@ class DraftSequences:
         if len(self._sequences) == self.config.max_batch:
             return None
         tokens = request.context.tokens()
+        if not self._can_read(request, tokens):
+            return None
         if self.block_manager.pages_for(len(tokens) + 1) > self.block_manager.available:
             self._pause(request)
             return None
@@ -197,6 +212,14 @@ class DraftSequences:
 
     def _end(self, request: Request) -> None:
         self.cache.close(self._sequences.pop(request).context)
+
+    def _can_read(self, request: Request, tokens: Int32[np.ndarray, " tokens"]) -> bool:
+        """Whether the draft model has rows for these tokens of a request. If not, it guesses nothing of it any more."""
+        if tokens.max(initial=0) < self._vocab_size:
+            return True
+        assert request.draft_pace is not None
+        request.draft_pace.end()
+        return False
 
     def _pause(self, request: Request) -> None:
         assert request.draft_pace is not None

@@ -79,9 +79,8 @@ class ActiveRequests:
 
     def fail(self, request: Request, error: JaxctxError) -> None:
         """End a request with an error for its caller."""
-        never_ran = request.never_ran
         self.end(request)
-        self._events.append(RequestFailed(request, error, never_ran))
+        self._events.append(RequestFailed(request, error))
 
     def finish(self, request: Request) -> None:
         """End a request that has nothing left to compute."""

@@ -114,7 +114,7 @@ class DeadlineReview:
         if not self._has_deadline(request, now):
             return 0.0
         if request.appended_tokens and not request.never_ran:
-            return 0.0  # a part of what was appended is in pages: that cannot be taken back
+            return 0.0  # a part of what was appended has KV already: that is not given up for being late
         demand = request.demand
         if request.output is not None:
             rows = demand.prompt_rows if request.computed_tokens is None else 0.0

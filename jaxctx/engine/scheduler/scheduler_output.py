@@ -65,7 +65,6 @@ class RequestFailed:
 
     request: Request
     error: JaxctxError
-    never_ran: bool  # whether it was refused before it ran; then its context must become as it was before
 
 
 @dataclass(frozen=True, slots=True)

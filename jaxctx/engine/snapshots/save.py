@@ -18,7 +18,12 @@ from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.core.step_loop import StepLoop
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
-from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name, refresh_tenant
+from jaxctx.engine.snapshots.store_calls import (
+    complete_or_undo,
+    refresh_name,
+    refresh_tenant,
+    refresh_tenant_soon,
+)
 from jaxctx.store import PagesGone, SnapshotStore, SnapshotVersion, SnapshotWriter
 from jaxctx.types import SaveRequest
 
@@ -53,6 +58,9 @@ class SnapshotSaver:
             await self._loop.call(self._core.raise_if_draining)  # else a drain waits for it from now on
             await refresh_name(self._store, caller.tenant, request.name)
             await asyncio.to_thread(self._store.check, caller.tenant, request.name, request.overwrite_version)
+            if self._quotas.limits_snapshots:  # before the fork, which holds pages while others wait for some
+                size_bytes = await self._loop.call(self._contexts.expected_bytes, caller, request)
+                await self._check_room(caller.tenant, 1, size_bytes, request)
             return await self._save(caller, request, saving, hidden)
         finally:
             del self._under_way[saving]
@@ -61,7 +69,10 @@ class SnapshotSaver:
     async def _save(
         self, caller: Caller, request: SaveRequest, saving: object, hidden: list[Context]
     ) -> SnapshotVersion:
-        """Fork, check quotas, then store. `hidden` gets the fork, which the caller must drop in any case."""
+        """Fork, check quotas again, now that all is known, then store.
+
+        `hidden` gets the fork, which the caller must drop in any case.
+        """
 
         def fork() -> Context:  # on the step thread: even if the caller leaves now, the fork is not forgotten
             hidden.append(self._contexts.fork_hidden(caller, request.context_id))
@@ -72,28 +83,44 @@ class SnapshotSaver:
             await self._loop.submit_request(partial(self._core.resume, caller, fork_of_context))
         version = await self._loop.call(self._contexts.describe_version, caller, request, fork_of_context, saving)
         self._under_way[saving] = version
-        await self._check_quota(caller, request)
+        if self._quotas.limits_snapshots:
+            self._quotas.check_snapshots(*await self._usage(caller.tenant, request))  # this save is under way
         if request.durable:
             return await self._write(fork_of_context, version, request)
         return await self._put(fork_of_context, version, request, hidden)
 
-    async def _check_quota(self, caller: Caller, request: SaveRequest) -> None:
-        """Raises ResourceExhausted (QUOTA) if the tenant's snapshots and saves under way are too many or too large.
-        What this save drops of its name does not count.
-        """
-        await refresh_tenant(self._store, caller.tenant)
-        known = [version for version in self._under_way.values() if version is not None]
-        dropped = self._store.dropped_by(caller.tenant, request.name, request.max_versions or None)
-        # A tenant may have thousands of versions, which takes too long for the event loop. Of two saves that reach a
-        # limit together the first is accepted: what counts is what was under way when the call began.
-        count, size_bytes = await asyncio.to_thread(self._store.usage, caller.tenant, known, dropped)
-        self._quotas.check_snapshots(count, size_bytes)
-
     async def check_room(self, caller: Caller, versions: int) -> None:
         """Raises ResourceExhausted (QUOTA) if the tenant has no place for so many more versions, of at least a byte."""
+        await self._check_room(caller.tenant, versions, versions, None)
+
+    async def _check_room(self, tenant: str, versions: int, size_bytes: int, request: SaveRequest | None) -> None:
+        """Raises ResourceExhausted (QUOTA) if the tenant has no place for so many more versions, of so many bytes.
+
+        Near the limit, what other servers made of its snapshots is read first, which takes seconds where there are
+        thousands. Far from it nobody waits: that begins, so that it is known before the limit is near.
+        """
+        if not self._quotas.limits_snapshots:
+            return
+        count, used_bytes = await self._usage(tenant, request)
+        if self._quotas.is_near_snapshot_limit(count + versions, used_bytes + size_bytes):
+            await refresh_tenant(self._store, tenant)
+            count, used_bytes = await self._usage(tenant, request)
+        else:
+            refresh_tenant_soon(self._store, tenant)
+        self._quotas.check_snapshots(count + versions, used_bytes + size_bytes)
+
+    async def _usage(self, tenant: str, request: SaveRequest | None) -> tuple[int, int]:
+        """How many versions the tenant has as far as is known here, and their bytes.
+
+        Its saves under way count, but not what `request` drops of its name.
+        """
         known = [version for version in self._under_way.values() if version is not None]
-        count, size_bytes = await asyncio.to_thread(self._store.usage, caller.tenant, known)
-        self._quotas.check_snapshots(count + versions, size_bytes + versions)
+        dropped: Sequence[SnapshotVersion] = ()
+        if request is not None:
+            dropped = self._store.dropped_by(tenant, request.name, request.max_versions or None)
+        # A tenant may have thousands of versions, which takes too long for the event loop. Of two saves that reach a
+        # limit together the first is accepted: what counts is what was under way when the call began.
+        return await asyncio.to_thread(self._store.usage, tenant, known, dropped)
 
     async def _put(
         self, fork: Context, version: SnapshotVersion, request: SaveRequest, hidden: list[Context]

@@ -71,7 +71,7 @@ class SnapshotContexts:
         self, caller: Caller, request: SaveRequest, hidden: Context, saving: object
     ) -> SnapshotVersion:
         """The version of a hidden fork for the snapshot index; `saving` identifies the save until it has a number."""
-        tokens_with_kv = hidden.computed if hidden.suspended else hidden.seq_len
+        tokens_with_kv = _tokens_with_kv(hidden)
         pages = -(-tokens_with_kv // hidden.page_size)
         spans = hidden.adapter_spans
         return SnapshotVersion(
@@ -96,6 +96,13 @@ class SnapshotContexts:
             saving=saving,
             durable=False,  # not yet
         )
+
+    def expected_bytes(self, caller: Caller, request: SaveRequest) -> int:
+        """Bytes of the pages and the attachment of the version that a save made now. Raises NotFound."""
+        context = self.cache.get(caller.tenant, request.context_id)
+        pages = -(-_tokens_with_kv(context) // context.page_size)
+        size_bytes: int = pages * self.runner.page_bytes
+        return size_bytes + len(request.attachment)
 
     def record(self, hidden: Context) -> ContextRecord:
         """Everything of a hidden fork that is not suspended, except for the data of its pages."""
@@ -214,6 +221,11 @@ class SnapshotContexts:
     def stage_page(self, missing: MissingPage, data: Future[PageData], on_drop: Callable[[], None]) -> None:
         """The page's data will come from `data`; `on_drop` is called when it is on the device, or not needed."""
         self.kv_transfer.stage(missing.host_slot, data, on_drop)
+
+
+def _tokens_with_kv(context: Context) -> int:
+    """Tokens that a snapshot of the context has KV of."""
+    return context.computed if context.suspended else context.seq_len
 
 
 def _held(version: SnapshotVersion) -> Context:

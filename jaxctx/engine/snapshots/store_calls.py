@@ -34,6 +34,12 @@ async def refresh_name(store: SnapshotStore, tenant: str, name: str) -> None:
         await asyncio.to_thread(store.refresh_name, tenant, name)
 
 
+def refresh_tenant_soon(store: SnapshotStore, tenant: str) -> None:
+    """Begin what `refresh_tenant` does, on a thread, and do not wait for it."""
+    if store.durable:
+        asyncio.get_running_loop().run_in_executor(None, store.refresh_tenant, tenant)
+
+
 async def refresh_tenant(store: SnapshotStore, tenant: str) -> None:
     """Let the store read the changes of all a tenant's names by other processes, unless it did so a moment ago."""
     if store.durable:

@@ -20,6 +20,7 @@ from jaxctx.model.config import DTYPES, AdapterSlots
 from jaxctx.model.config_reader import CheckpointError, Reader, read_json, shown
 from jaxctx.model.families.family import TensorPart
 from jaxctx.model.functional import DecoderModel
+from jaxctx.model.registry import FAMILIES
 from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
 from jaxctx.model.weights.formats import open_safetensors, read_headers
 from jaxctx.model.weights.load import check_finite
@@ -133,7 +134,7 @@ def read_adapter(path: str | Path, model: DecoderModel) -> Adapter:
     with open_safetensors(directory, TENSORS) as data:
         headers = read_headers(data, TENSORS)
         targets = _targets(model)
-        modules = _modules(headers)
+        modules = _modules(headers, model.config.architecture)
         for module in modules:
             _check_module(read, headers, module, targets, slots)
         _check_targets(read, modules, targets)
@@ -213,8 +214,13 @@ def _name_in_memory(module: str) -> str:
     return module if within == module else f"model.language_model.{within}"
 
 
-def _modules(headers: Mapping[str, StoredTensor]) -> list[str]:
-    """The modules that have tensors, in the order of their names. Raises CheckpointError for any other tensor."""
+def _modules(headers: Mapping[str, StoredTensor], architecture: str) -> list[str]:
+    """The modules that have tensors, in the order of their names, without those that read images.
+
+    Whoever trains `all-linear` of a model that takes images has changes of these too. Of text they change nothing.
+    Raises CheckpointError for tensors of anything else, and if no module is left.
+    """
+    unread = FAMILIES[architecture].unread
     modules: set[str] = set()
     for name in headers:
         suffix = next((suffix for suffix in (LORA_A, LORA_B) if name.endswith(suffix)), None)
@@ -225,7 +231,10 @@ def _modules(headers: Mapping[str, StoredTensor]) -> list[str]:
         modules.add(name.removeprefix(PREFIX).removesuffix(suffix))
     if not modules:
         raise CheckpointError(f"{TENSORS}: no tensors")
-    return sorted(modules)
+    read = [module for module in sorted(modules) if not module.removeprefix("model.").startswith(unread)]
+    if not read:
+        raise CheckpointError(f"{TENSORS}: only tensors of modules that read images, which are not served")
+    return read
 
 
 def _check_module(

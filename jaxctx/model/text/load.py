@@ -38,6 +38,7 @@ class ModelText:
     eos_ids: tuple[int, ...]  # any of them ends an output
     tool_call_format: ToolCallFormat | None = None  # in which the model writes calls of tools; None: not known
     reasoning_format: ReasoningFormat | None = None  # in which it writes its thoughts
+    vocab_size: int | None = None  # ids that the model has rows for; None: there is no config.json of a model
     config_json: str = "{}"
     """`tokenizer_config.json` of the directory, with the chat template that is used as `chat_template`."""
 
@@ -97,6 +98,7 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
         chat_template=template,
         bos_id=next(iter(bos_ids), None),
         eos_ids=eos_ids,
+        vocab_size=None if shape is None else shape.vocab_size,
         config_json=json.dumps({**settings.raw, "chat_template": source}),
         tool_call_format=calls,
         reasoning_format=reasoning_format(source, _answer_opening(template)),
@@ -129,11 +131,18 @@ def _ends(named: Mapping[str, AddedToken]) -> set[str]:
 
 
 def _check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises CheckpointError for an entry that the model has no row for; the other way round many models have more."""
+    """Raises CheckpointError for an entry that the model has no row for, or an id that the post-processor inserts.
+
+    The other way round many models have more.
+    """
     largest, entry = tokenizer.largest_id()
     if largest >= vocab_size:
         why = f"{entry[:80]!r} has id {largest}, but config.json: vocab_size is {vocab_size}"
         raise CheckpointError(f"tokenizer.json: larger than the model's vocabulary: {why}")
+    inserted = max(tokenizer.encode(""), default=0)
+    if inserted >= vocab_size:
+        why = f"inserts id {inserted}, but config.json: vocab_size is {vocab_size}"
+        raise CheckpointError(f"tokenizer.json: post_processor: {why}")
 
 
 def _templates(path: Path, settings: Reader) -> dict[str, str]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import tokenizers
 
-from jaxctx.model.config_reader import Reader
+from jaxctx.model.config_reader import CheckpointError, Reader
+from jaxctx.model.text.tokenizer import library_errors
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -78,6 +79,7 @@ def without_tokens_beyond(
 
     Published: the token of an image where all sizes of a model share a tokenizer and the smallest reads text alone.
     Its text is plain text then; transformers would make an id of it that the model fails on.
+    Raises CheckpointError if the vocabulary cannot be without one: where merges of its own make it.
     """
     added = backend.get_added_tokens_decoder()
     beyond = {token.content for number, token in added.items() if number >= vocab_size} - set(keep)
@@ -88,7 +90,9 @@ def without_tokens_beyond(
     vocabulary = raw["model"]["vocab"]
     if isinstance(vocabulary, dict):  # else of Unigram, where a place in a list is an id
         raw["model"]["vocab"] = {entry: number for entry, number in vocabulary.items() if entry not in beyond}
-    return tokenizers.Tokenizer.from_str(json.dumps(raw))
+    what = f"tokenizer.json: it needs {min(beyond)[:80]!r}, but config.json: vocab_size is {vocab_size}"
+    with library_errors(CheckpointError, what):
+        return tokenizers.Tokenizer.from_str(json.dumps(raw))
 
 
 def _declared(

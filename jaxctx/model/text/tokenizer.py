@@ -22,7 +22,7 @@ KEEPING = {BYTE_LEVEL, ("Digits", None), *SPLITS}
 
 
 @contextmanager
-def _library_errors(kind: type[InvalidArgument], what: str) -> Iterator[None]:
+def library_errors(kind: type[InvalidArgument], what: str) -> Iterator[None]:
     """Raise `kind` for what the library raises: bare Exception, and where it panics something that is not even that."""
     try:
         yield
@@ -41,7 +41,7 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
     take a time or a memory beyond all proportion to a text.
     """
     raw = refuse_explosive(path)
-    with _library_errors(CheckpointError, f"{path.name}: not a tokenizer"):
+    with library_errors(CheckpointError, f"{path.name}: not a tokenizer"):
         backend = tokenizers.Tokenizer.from_file(str(path))
     backend.no_truncation()
     backend.no_padding()
@@ -94,7 +94,7 @@ class Tokenizer:
         letters that the vocabulary lacks, or on which a pattern of the tokenizer gives up.
         """
         # A batch, because `encode` holds the interpreter: for 1.5 s with a text of 2 MB, in which no step is prepared.
-        with _library_errors(InvalidArgument, "the model's tokenizer cannot read the text"):
+        with library_errors(InvalidArgument, "the model's tokenizer cannot read the text"):
             return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -40,7 +40,9 @@ def check_draft_tokenizer(config: ServeConfig) -> None:
         draft = load_text(config.draft_model)
     served = BUNDLED if config.model is None else Path(config.model)
     if served.is_dir():  # else the model itself is refused
-        require_same_vocabulary(load_text(served).tokenizer, draft.tokenizer)
+        text = load_text(served)
+        rows = [size for size in (text.vocab_size, draft.vocab_size) if size is not None]
+        require_same_vocabulary(text.tokenizer, draft.tokenizer, min(rows, default=None))
 
 
 def load_draft_model(config: ServeConfig, path: Path, progress: Progress) -> ServedModel:

@@ -140,6 +140,57 @@ def test_rewind_in_a_full_pool():
     check(cache)
 
 
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [
+        (1003, (62, 1, 8)),
+        (1000, (62, 1, 8)),
+        (995, (62, 1, 3)),
+        (992, (62, 1, 0)),
+        (991, (61, 0, 0)),
+        (976, (61, 0, 0)),
+        (1, (0, 0, 0)),
+        (0, (0, 0, 0)),
+    ],
+)
+def test_take_back_goes_anywhere_without_a_page(to, expected):
+    cache = new_cache(pages=63)
+    context = filled(cache, TOKENS)
+    other = cache.create(IDENTITY)
+    cache.append(other, TOKENS[:992])
+    assert cache.match(other) == 992
+    assert cache.block_manager.available == 0
+    cache.append(context, [1, 2, 3])
+    page_control.take_back(cache, context, to)
+    assert cache.moves() == []
+    assert layout(context) == expected
+    assert context.tokens().tolist() == [*TOKENS.tolist(), 1, 2, 3][:to]
+    check(cache)
+
+
+def test_take_back_keeps_the_overrides_of_what_is_buffered():
+    cache = new_cache()
+    context = cache.create(IDENTITY)
+    cache.append(context, TOKENS[:32], [b"", b"mask"] * 16)
+    cache.grow(context, 32)
+    cache.mark_computed(context, 32)
+    page_control.take_back(cache, context, 20)
+    assert (context.seq_len, context.buffered_tokens) == (16, 4)
+    assert sorted(context.attention_overrides) == list(range(1, 20, 2))
+    assert cache.match(context) == 0
+    page_control.take_back(cache, context, 16)
+    cache.append(context, TOKENS[16:32], [b"", b"mask"] * 8)
+    assert cache.match(context) == 16, "the pages that were left are found again"
+
+
+def test_take_back_out_of_range():
+    cache = new_cache()
+    context = filled(cache, TOKENS)
+    for to in (1001, -1):
+        with pytest.raises(OutOfRange):
+            page_control.take_back(cache, context, to)
+
+
 def test_reserve_and_release():
     cache = new_cache(pages=73)
     context = filled(cache, TOKENS)

@@ -10,8 +10,10 @@ from jaxctx.store.records import (
     AttachmentLocation,
     ContextRecord,
     Manifest,
+    NameRecord,
     PageLocation,
     SnapshotVersion,
+    checksum,
     decode_manifest,
     decode_name,
     decode_version,
@@ -123,7 +125,8 @@ def test_context_records_have_the_fields_of_their_message():
 
 
 def test_names_have_the_fields_that_are_stored():
-    assert names_of(StoredName) == {"tenant", "name", "last_version", "versions", "change_id"}
+    own = {field.name for field in fields(NameRecord)} - {"change_ids"}
+    assert own | {"tenant", "name", "change_id", "earlier_change_ids"} == names_of(StoredName)
 
 
 @pytest.mark.parametrize("expiry", [Lifetime(), Lifetime(12.5, 2.5, True), Lifetime(12.5, 2.5, False)], ids=repr)
@@ -133,20 +136,36 @@ def test_every_field_of_a_version_comes_back(expiry):
     unset = {field.name for field in stored.DESCRIPTOR.fields} - {field.name for field, _ in stored.ListFields()}
     assert unset <= LIFETIME_FIELDS, "every other field has a value that is not the default"
     assert decode_version(stored, "t", "n") == version
-    assert decode_name(encode_name("t", "n", 9, [version]), "t", "n") == (9, (version,))
+    record = NameRecord(last_version=9, versions=(version,))
+    assert decode_name(encode_name("t", "n", record), "t", "n") == record
 
 
 def test_a_record_of_another_name_is_refused():
-    data = encode_name("t", "n", 9, [FULL_VERSION])
+    data = encode_name("t", "n", NameRecord(9, [FULL_VERSION]))
     assert decode_name(data, "t", "other") is None
     assert decode_name(data, "other", "n") is None
     assert decode_name(data[:-1], "t", "n") is None
 
 
-def test_a_record_tells_its_change_from_any_other():
-    mine, other = encode_name("t", "n", 9, [], "mine"), encode_name("t", "n", 9, [], "other")
-    assert mine != other
-    assert decode_name(mine, "t", "n") == decode_name(other, "t", "n") == (9, ())
+def test_a_record_of_a_deleted_name_says_when_and_which_changes_were_the_last():
+    record = NameRecord(last_version=9, change_ids=("mine", "another", "first"), deleted_at=12.5)
+    data = encode_name("t", "n", record)
+    assert decode_name(data, "t", "n") == record
+    assert data != encode_name("t", "n", replace(record, change_ids=("other", "another", "first")))
+
+
+def test_a_record_from_before_earlier_changes_were_kept_is_read():
+    old = StoredName(tenant="t", name="n", last_version=9, change_id="mine").SerializeToString()
+    record = decode_name(sealed(old), "t", "n")
+    assert record == NameRecord(last_version=9, change_ids=("mine",))
+    older = StoredName(tenant="t", name="n", last_version=9).SerializeToString()
+    assert decode_name(sealed(older), "t", "n") == NameRecord(last_version=9)
+
+
+def sealed(message: bytes) -> bytes:
+    """A message as it is stored: checksum, length, message."""
+    body = len(message).to_bytes(8, "little") + message
+    return checksum(body) + body
 
 
 def test_every_field_of_a_manifest_comes_back():

@@ -99,6 +99,7 @@ class LossyProxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), LossyHandler)
         self.target = address.removeprefix("http://")
         self.losses = 0
+        self.on_loss = lambda: None  # what others do before the lost request is repeated
 
 
 class LossyHandler(BaseHTTPRequestHandler):
@@ -119,6 +120,7 @@ class LossyHandler(BaseHTTPRequestHandler):
         is_conditional = self.command == "PUT" and ("if-match" in self.headers or "if-none-match" in self.headers)
         if is_conditional and status == 200 and self.server.losses:
             self.server.losses -= 1
+            self.server.on_loss()
             status = 503
         self.send_response(status)
         for name in ("etag", "content-type", "content-range", "last-modified"):
@@ -149,6 +151,33 @@ def test_changes_whose_replies_are_lost_are_made_once(url, endpoint):
         assert proxy.losses == 0
         with pytest.raises(NotFound):
             other.take(other.get("t", "a"), latest=True)
+        proxy.shutdown()
+
+
+def test_changes_whose_replies_are_lost_are_known_behind_those_of_others(url, endpoint):
+    """A take, and a save that another process takes before its request is repeated."""
+    with LossyProxy(endpoint) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        store = open_store(open_objects(url.replace(endpoint, f"http://127.0.0.1:{proxy.server_port}")))
+        other = open_store(open_objects(url), seed="b")
+
+        def save_again():
+            other.refresh_name("t", "a")
+            save(other, range(12))
+
+        def take():
+            other.refresh_name("t", "b")
+            assert len(other.take(other.get("t", "b"), latest=True)) == 1
+
+        found, _ = save(store, range(8))
+        proxy.losses, proxy.on_loss = 1, save_again
+        assert store.take(found, latest=True) == [found]
+        check(store, range(12))
+        proxy.losses, proxy.on_loss = 1, take
+        assert save(store, range(9), "b")[0].version == 1
+        assert proxy.losses == 0
+        for each in (store, open_store(open_objects(url), seed="c")):
+            assert [one.name for one in each.list("t")] == ["a"]
         proxy.shutdown()
 
 

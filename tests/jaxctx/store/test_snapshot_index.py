@@ -7,7 +7,8 @@ from jaxctx.errors import (
     NotFound,
     Unavailable,
 )
-from jaxctx.store.snapshot_index import REFRESH_S
+from jaxctx.store.pages import GRACE_S
+from jaxctx.store.snapshot_index import KEPT_CHANGES, REFRESH_S, SELDOM_AGE_S, SELDOM_LOOKS
 
 from .builders import (
     PAGE_BYTES,
@@ -262,21 +263,101 @@ def test_a_save_whose_reply_is_lost_and_that_another_process_changes_at_once(rem
 
     remote.loses_next_reply, remote.before_retry = True, change
     saved, _ = save(store, range(8))
-    assert (saved.version, saved.labels) == (1, {"k": "v"})
+    assert saved.version == 1
+    assert store.get("t", "a").labels == {"k": "v"}
     check(open_store(remote, seed="c"), range(8))
 
 
-def test_a_save_whose_reply_is_lost_and_that_another_process_deletes_at_once(remote):
-    """It was there, and went before its caller knew of it: it is saved once more."""
-    store, other = open_store(remote), open_store(remote, seed="b")
+def test_a_save_whose_reply_is_lost_and_that_another_process_takes_at_once(remote):
+    """It was saved before it was taken. Saved once more it would be had twice."""
+    store, other, taken = open_store(remote), open_store(remote, seed="b"), []
 
-    def delete():
+    def take():
         other.refresh_name("t", "a")
-        other.remove("t", "a")
+        taken.extend(other.take(other.get("t", "a"), latest=True))
 
-    remote.loses_next_reply, remote.before_retry = True, delete
+    remote.loses_next_reply, remote.before_retry = True, take
+    saved, _ = save(store, range(8))
+    assert [version.manifest for version in taken] == [saved.manifest]
+    for each in (store, other, open_store(remote, seed="c")):
+        assert each.list("t") == []
+    store.collect()
+    assert (remote.count("packs/"), remote.count("manifests/")) == (0, 0)
+
+
+@pytest.mark.parametrize("latest", [False, True])
+def test_a_take_whose_reply_is_lost_and_whose_name_another_process_changes_at_once(remote, latest):
+    """Who took it has it, though the name's record is another one by now."""
+    store, other, gone = open_store(remote), open_store(remote, seed="b"), []
+    store.on_gone(gone.extend)
+    found, _ = save(store, range(8))
+    if not latest:
+        save(store, range(9), overwrite=1)
+
+    def change():
+        other.refresh_name("t", "a")
+        save(other, range(12), overwrite=None if latest else 2)
+
+    remote.loses_next_reply, remote.before_retry = True, change
+    assert store.take(found, latest=latest) == [found]
+    assert gone == [found]
+    for each in (store, open_store(remote, seed="c")):
+        check(each, range(12))
+        assert [one.version for one in each.history("t", "a")] == ([1] if latest else [3, 2])
+
+
+def test_a_removal_whose_reply_is_lost_forgets_what_was_in_memory(remote):
+    store, other, gone = open_store(remote), open_store(remote, seed="b"), []
+    store.on_gone(gone.extend)
     save(store, range(8))
-    check(open_store(remote, seed="c"), range(8))
+    store.put(described(held="mine"), overwrite=1)
+
+    def change():
+        other.refresh_name("t", "a")
+        save(other, range(12))
+
+    remote.loses_next_reply, remote.before_retry = True, change
+    store.remove("t", "a")
+    assert [one.held for one in gone] == [None, "mine"]
+    assert [one.version for one in store.history("t", "a")] == [1]
+    check(store, range(12))
+
+
+@pytest.mark.parametrize("others", [KEPT_CHANGES - 1, KEPT_CHANGES])
+def test_a_change_is_known_behind_so_many_changes_of_others(remote, others):
+    store, other = open_store(remote), open_store(remote, seed="b")
+    save(store, range(8))
+    save(store, range(9), overwrite=1)
+    found = store.get("t", "a", 1)
+
+    def change():
+        other.refresh_name("t", "a")
+        for number in range(others):
+            other.update("t", "a", labels={"k": f"{number}"})
+
+    remote.loses_next_reply, remote.before_retry = True, change
+    if others < KEPT_CHANGES:
+        assert store.take(found, latest=False) == [found]
+    else:
+        with pytest.raises(NotFound):
+            store.take(found, latest=False)
+
+
+def test_a_take_that_fails_after_it_was_made_and_whose_name_another_process_saved_is_a_take(remote):
+    store, other = open_store(remote), open_store(remote, seed="b")
+    found, _ = save(store, range(8))
+    replace_object = remote.replace
+
+    def fails_once(key, value, expected):
+        remote.replace = replace_object
+        replace_object(key, value, expected)
+        other.refresh_name("t", "a")
+        save(other, range(12))
+        raise Unavailable("gone", reason="STORE_FAILED")
+
+    remote.replace = fails_once
+    assert store.take(found, latest=True) == [found]
+    check(store, range(12))
 
 
 def test_other_changes_whose_replies_are_lost(remote):
@@ -319,12 +400,59 @@ def test_who_was_slower_knows_that_it_got_nothing(remote, latest):
     assert [one.version for one in store.list("t")] == remaining
 
 
-def test_where_deletes_have_conditions_nothing_is_left_of_a_name():
-    objects = RemoteObjects()
-    store = open_store(objects)
+def test_names_that_were_deleted_long_ago_are_read_at_some_looks_only():
+    """Where their records stay. Another process may use such a name again all the same."""
+    remote, clock = RemoteObjects(deletes_on_condition=False), Clock()
+    store, other = open_store(remote, clock), open_store(remote, clock, seed="b")
+    for name in ("deleted", "kept"):
+        save(store, range(8), name)
+    store.remove("t", "deleted")
+
+    def names_read() -> int:
+        clock.now += REFRESH_S
+        remote.calls.clear()
+        store.refresh_tenant("t")
+        return sum(call == "read" for call, _ in remote.calls)
+
+    assert [names_read(), names_read()] == [2, 2]
+    clock.now += SELDOM_AGE_S
+    assert [names_read() for _ in range(SELDOM_LOOKS)].count(2) == 1
+    save(other, range(12), "deleted")
+    for _ in range(SELDOM_LOOKS):
+        names_read()
+    assert [one.name for one in store.list("t")] == ["deleted", "kept"]
+    assert names_read() == 2
+
+
+@pytest.mark.parametrize("collector", ["the same process", "another one"])
+def test_where_deletes_have_conditions_nothing_is_left_of_a_name_after_a_while(collector):
+    """While a change may be in doubt, its record stays, whoever collects."""
+    objects, clock = RemoteObjects(), Clock()
+    store = open_store(objects, clock)
     save(store, range(8))
     store.remove("t", "a")
+    store.expire()
+    assert [*objects.values] == ["names/t74/n61"]
+    if collector == "another one":
+        store = open_store(objects, clock, seed="b")
+        store.expire()
+    clock.now += GRACE_S / 2
     store.collect()
+    assert [*objects.values] == ["names/t74/n61"]
+    clock.now += GRACE_S
+    store.expire()
     assert not objects.values
     save(store, range(8))
     check(store, range(8))
+
+
+def test_the_record_of_a_deleted_name_that_another_process_uses_again_stays():
+    objects, clock = RemoteObjects(), Clock()
+    store, other = open_store(objects, clock), open_store(objects, clock, seed="b")
+    save(store, range(8))
+    store.remove("t", "a")
+    save(other, range(12))
+    clock.now += GRACE_S + 1
+    store.collect()
+    for each in (store, open_store(objects, clock, seed="c")):
+        check(each, range(12))

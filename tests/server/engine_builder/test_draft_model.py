@@ -15,6 +15,7 @@ from jaxctx.types import CreateContextRequest, GenerateRequest, SamplingParams
 from jaxctx_server.config import PlanConfig, ServeConfig
 from jaxctx_server.engine_builder import build, fitting_sizes
 from jaxctx_server.engine_builder.build import build_engine
+from jaxctx_server.engine_builder.draft_model import check_draft_tokenizer
 from jaxctx_server.engine_builder.plan import plan as plan_engine
 from jaxctx_server.errors import MODEL, USAGE, StartError
 from tests.server.engine_builder.settings import FEW, Silent, refused, small
@@ -74,6 +75,19 @@ def test_draft_models_that_are_refused(tmp_path: Path) -> None:
     error = refused(model=model, draft_model=Path(draft), **FEW)
     assert error.exit_status == MODEL
     assert str(error).startswith(f"--draft-model: {draft}: config.json: ")
+
+
+def test_a_draft_model_without_a_row_for_an_image_is_taken(tmp_path: Path) -> None:
+    """The tokenizer is the same in both directories, as of Gemma 3; of the draft model's its last token is left out."""
+    model, draft = small(tmp_path / "model"), small(tmp_path / "draft")
+    image = {"content": "<image>", "special": True}
+    for path, rows in ((model, 576), (draft, 512)):
+        settings = json.loads((Path(path) / "config.json").read_text("utf-8"))
+        (Path(path) / "config.json").write_text(json.dumps(settings | {"vocab_size": rows}), "utf-8")
+        added = {"added_tokens_decoder": {"512": image}}
+        (Path(path) / "tokenizer_config.json").write_text(json.dumps(added), "utf-8")
+    check_draft_tokenizer(ServeConfig(model, draft_model=Path(draft)))
+    check_draft_tokenizer(ServeConfig(draft, draft_model=Path(model)))
 
 
 @pytest.mark.slow

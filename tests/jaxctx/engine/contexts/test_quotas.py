@@ -67,6 +67,17 @@ def test_snapshot_quotas_name_what_is_exceeded() -> None:
     Quotas(CONFIG).check_snapshots(count=10**9, size_bytes=10**15)
 
 
+def test_half_of_a_snapshot_quota_is_near_its_limit() -> None:
+    quotas = Quotas(replace(CONFIG, max_snapshots_per_tenant=3, max_snapshot_bytes_per_tenant=1000))
+    assert quotas.limits_snapshots
+    assert not quotas.is_near_snapshot_limit(1, 499)
+    assert quotas.is_near_snapshot_limit(2, 0)
+    assert quotas.is_near_snapshot_limit(0, 500)
+    assert Quotas(replace(CONFIG, max_snapshots_per_tenant=0)).limits_snapshots
+    assert not Quotas(CONFIG).limits_snapshots
+    assert not Quotas(CONFIG).is_near_snapshot_limit(10**9, 10**15)
+
+
 @pytest.mark.parametrize("name", ["max_contexts_per_tenant", "pinned_pages_per_tenant", "max_snapshots_per_tenant"])
 def test_a_negative_quota_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match=name):

@@ -80,7 +80,7 @@ def test_a_step_follows_at_once_where_no_guess_could_be_sent(core) -> None:
 
 @pytest.mark.parametrize("before", [0, 5, 8])
 def test_a_request_refused_after_it_was_preempted_while_its_pages_came_back_leaves_no_tokens(before: int) -> None:
-    """Else who tries again appends them twice. Where they begin within a page, its own tokens keep their KV."""
+    """Else who tries again appends them twice. Where they begin within a page, its other tokens are computed again."""
     core: Any = Simulated(with_config(pages=32, page_size=4), lambda batch, at: 0.01).core
     context = core.contexts.create(ME, CreateContextRequest())
     core.fill(ME, context.id, np.arange(before, dtype=np.int32), True, Reply())
@@ -94,7 +94,61 @@ def test_a_request_refused_after_it_was_preempted_while_its_pages_came_back_leav
     core.fail(request, error)
     assert reply.results == [error]
     assert context.tokens(0).tolist() == list(range(before))
-    assert context.seq_len == before
+    assert context.seq_len == before - before % 4
+
+
+def pinned(core: Any, caller: Caller, tokens: np.ndarray) -> None:
+    """A pinned context with KV of all tokens, whose number is a multiple of the page size."""
+    context = core.contexts.create(caller, CreateContextRequest())
+    core.cache.append(context, tokens)
+    core.cache.grow(context, len(tokens))
+    core.cache.mark_computed(context, len(tokens))
+    core.lifecycle.pin(context, True)
+
+
+def refused_while_its_pages_came_back(core: Any, before: int) -> tuple[Any, Reply]:
+    """A fill that waits, of a context of `before` tokens and 20 in all, which shares two pages of four with another
+    one; it was preempted while its other pages came back.
+    """
+    tokens = np.arange(100, 120, dtype=np.int32)
+    pinned(core, ME, tokens[:8])
+    context = core.contexts.create(ME, CreateContextRequest())
+    core.fill(ME, context.id, tokens[:before], True, Reply())
+    reply = Reply()
+    request = core.fill(ME, context.id, tokens[before:], False, reply)
+    core.cache.match(context, 8)
+    request.run_number = 1
+    return context, reply
+
+
+def test_taking_back_a_refused_request_needs_no_page_that_another_was_promised() -> None:
+    """The refused one would need a page for the two tokens that it keeps of a page that another context has too."""
+    simulated = Simulated(with_config(pages=5, page_size=4, max_context_tokens=64), lambda batch, at: 0.01)
+    core: Any = simulated.core
+    pinned(core, Caller("other"), np.arange(4, dtype=np.int32))
+    refused, reply = refused_while_its_pages_came_back(core, 6)
+    admitted = core.contexts.create(ME, CreateContextRequest())
+    core.fill(ME, admitted.id, np.arange(50, 58, dtype=np.int32), False, Reply())  # two pages: all that are left
+    while core.has_requests():
+        batch = core.schedule()
+        core.cache.moves()
+        assert core.scheduler.stats().pages_reserved <= core.cache.block_manager.available
+        if batch is not None:
+            simulated._finish_step(batch)
+    assert [error.reason for error in reply.results] == ["OUT_OF_PAGES"]
+    assert refused.tokens().tolist() == [100, 101, 102, 103, 104, 105]
+    assert admitted.seq_len == 8
+
+
+def test_a_request_is_taken_back_though_other_contexts_hold_all_pages() -> None:
+    core: Any = Simulated(with_config(pages=5, page_size=4, max_context_tokens=64), lambda batch, at: 0.01).core
+    pinned(core, Caller("other"), np.arange(8, dtype=np.int32))
+    pinned(core, Caller("third"), np.arange(4, dtype=np.int32))
+    refused, reply = refused_while_its_pages_came_back(core, 6)
+    assert core.cache.block_manager.available == 0
+    core.schedule()
+    assert [error.reason for error in reply.results] == ["OUT_OF_PAGES"]
+    assert refused.tokens().tolist() == [100, 101, 102, 103, 104, 105]
 
 
 def test_events_are_carried_out_in_order(core, monkeypatch) -> None:
@@ -105,7 +159,7 @@ def test_events_are_carried_out_in_order(core, monkeypatch) -> None:
     monkeypatch.setattr(reply, "set_error", lambda error: noted.append(error))
     core.scheduler.end(request)
     error = ResourceExhausted("late", reason="DEADLINE_UNREACHABLE")
-    core._carry_out_events([ContextSuspended(other), RequestFailed(request, error, never_ran=True)])
+    core._carry_out_events([ContextSuspended(other), RequestFailed(request, error)])
     assert noted == [other, error]
 
 
@@ -118,7 +172,7 @@ def test_a_request_whose_event_was_not_carried_out_gets_an_answer_when_the_engin
     core.scheduler.end(request)
     monkeypatch.setattr(core.lifecycle, "notify_changed", fail)
     with pytest.raises(RuntimeError):
-        core._carry_out_events([RequestFailed(request, ResourceExhausted("late", reason="QUEUE_FULL"), True)])
+        core._carry_out_events([RequestFailed(request, ResourceExhausted("late", reason="QUEUE_FULL"))])
     core.fail_all(Unavailable("the engine stopped"))
     assert [type(result) for result in reply.results] == [Unavailable]
 

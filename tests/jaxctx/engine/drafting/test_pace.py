@@ -33,3 +33,10 @@ def test_it_waits_where_there_are_no_pages() -> None:
     pace.wait_for_pages(10)
     assert pace.count(10 + PAUSE_WITHOUT_PAGES - 1, 15) == 0
     assert pace.count(10 + PAUSE_WITHOUT_PAGES, 15) == FIRST_DRAFTS
+
+
+def test_after_its_end_it_guesses_nothing_whatever_comes_of_guesses_before() -> None:
+    pace = DraftPace()
+    pace.end()
+    pace.update(10, 4, 4)
+    assert pace.count(1000, 15) == 0

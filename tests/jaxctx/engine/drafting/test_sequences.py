@@ -73,7 +73,7 @@ class Device:
 
 def make(pages: int = 64, page_size: int = 4, **settings: int) -> DraftSequences:
     sizes = {"max_batch": 4, "max_batch_tokens": 24, "max_context_tokens": 200, **settings}
-    return DraftSequences(EngineConfig(pages=pages, page_size=page_size, **sizes), "small")
+    return DraftSequences(EngineConfig(pages=pages, page_size=page_size, **sizes), "small", 1000)
 
 
 def follow(sequences: DraftSequences, device: Device, request: Request) -> None:
@@ -233,6 +233,25 @@ def test_requests_that_it_never_follows() -> None:
     for request in (undrafted, moved, served.request([*range(201)]), served.request([1, 2], max_tokens=1)):
         assert not sequences.wants_to_follow(request)
         assert sequences.drafts_for(request, 4) == 0
+
+
+@pytest.mark.parametrize("token", [999, 1000])
+def test_there_are_no_guesses_behind_a_token_without_a_row(token: int) -> None:
+    """Whether it is in the prompt or is drawn. The served model has more rows, for an image."""
+    served, sequences = Served(), make()
+    prompted, drawn = served.request([1, token, 2]), served.request([3, 4, 5])
+    follow(sequences, Device(sequences), prompted)
+    follow(sequences, Device(sequences), drawn)
+    assert sequences.drafts_for(drawn, 4) == 4
+    served.append(drawn, [token, 6])
+    for request in (prompted, drawn):
+        assert (sequences.drafts_for(request, 4) > 0) == (token < 1000)
+        assert (sequences.begin_drafts(request, 4, 24) is None) == (token >= 1000)
+    if token >= 1000:
+        assert sequences.catch_up([prompted, drawn]) == []
+        assert not sequences.wants_to_follow(prompted)
+        assert not sequences.wants_to_follow(drawn)
+        assert sequences.block_manager.stats().pages_held == 0
 
 
 def test_guesses_end_at_the_longest_context() -> None:

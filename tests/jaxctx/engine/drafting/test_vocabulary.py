@@ -50,3 +50,15 @@ def test_others_are_refused_by_their_first_difference(change: Callable[[dict[str
     with pytest.raises(InvalidArgument, match=f"another tokenizer: {message}") as raised:
         require_same_vocabulary(echo_text().tokenizer, changed(change))
     assert [each.field for each in raised.value.violations] == ["draft_model"]
+
+
+def test_what_only_the_larger_model_has_a_row_for_does_not_count() -> None:
+    """As the token of an image, which the smallest Gemma 3 has no row for."""
+    served = echo_text().tokenizer
+    for one, other in [(served, changed(add)), (changed(add), served)]:
+        require_same_vocabulary(one, other, 512)
+        with pytest.raises(InvalidArgument, match="token 512"):
+            require_same_vocabulary(one, other, 513)
+    with pytest.raises(InvalidArgument, match=r"token 258, .* is special for the model alone"):
+        require_same_vocabulary(served, changed(make_plain), 512)
+    require_same_vocabulary(served, changed(make_plain), 258)

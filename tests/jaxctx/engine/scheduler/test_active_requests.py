@@ -151,7 +151,7 @@ def test_an_ended_request_is_gone_wherever_it_was(harness, active, runs: bool) -
     assert active.take_events() == ()
 
 
-def test_a_failed_request_says_whether_it_ever_ran(harness, active) -> None:
+def test_requests_fail_whether_they_ever_ran_or_not(harness, active) -> None:
     error = ResourceExhausted("full")
     never_ran, ran = harness.fill([1]), harness.fill([2])
     add(active, never_ran, ran)
@@ -159,7 +159,7 @@ def test_a_failed_request_says_whether_it_ever_ran(harness, active) -> None:
     active.preempt(ran)
     for request in (never_ran, ran):
         active.fail(request, error)
-    assert active.take_events() == [RequestFailed(never_ran, error, True), RequestFailed(ran, error, False)]
+    assert active.take_events() == [RequestFailed(never_ran, error), RequestFailed(ran, error)]
     assert active.writers == {}
 
 

@@ -120,7 +120,7 @@ def test_where_all_pages_are_pinned_waiting_would_not_help(make_scheduler) -> No
     (event,) = decided.events
     assert decided.batch is None
     assert isinstance(event, RequestFailed)
-    assert (event.request, event.error.reason, event.never_ran) == (request, "OUT_OF_PAGES", True)
+    assert (event.request, event.error.reason) == (request, "OUT_OF_PAGES")
 
 
 def test_time_in_the_queue_counts_once_for_a_request_that_starts_twice(make_scheduler) -> None:

@@ -98,6 +98,77 @@ async def test_a_quota_of_bytes_has_room_for_at_least_a_byte(make_engine: Any) -
         await engine.check_snapshot_quota(ME, 1)
 
 
+class SlowLook:
+    """Holds looks at what other servers made of a tenant's snapshots back until it is opened."""
+
+    def __init__(self, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.open, self.ended = threading.Event(), threading.Event(), threading.Event()
+
+        def look(tenant: str) -> None:
+            self.begun.set()
+            assert self.open.wait(30)
+            self.ended.set()
+
+        monkeypatch.setattr(engine.store, "refresh_tenant", look)
+
+
+async def test_far_from_a_quota_no_save_waits_for_a_look_at_other_servers(
+    make_engine: Any, tmp_path: Any, monkeypatch
+) -> None:
+    engine = make_engine(replace(SMALL, max_snapshots_per_tenant=9), store=tmp_path.as_uri())
+    look, context = SlowLook(engine, monkeypatch), await filled(engine)
+    try:
+        async with asyncio.timeout(30):
+            await engine.save(ME, SaveRequest(context_id=context, name="a"))
+            await engine.save(ME, SaveRequest(context_id=context, name="b", durable=True))
+            await engine.check_snapshot_quota(ME, 1)
+        assert await asyncio.to_thread(look.begun.wait, 30)
+        assert not look.ended.is_set()
+    finally:
+        look.open.set()
+
+
+async def test_near_a_quota_a_save_waits_for_a_look_and_holds_no_pages_meanwhile(
+    make_engine: Any, tmp_path: Any, monkeypatch
+) -> None:
+    engine = make_engine(replace(SMALL, max_snapshots_per_tenant=1), store=tmp_path.as_uri())
+    look, context = SlowLook(engine, monkeypatch), await filled(engine)
+    contexts = (await engine.stats()).contexts
+    saving = asyncio.create_task(engine.save(ME, SaveRequest(context_id=context, name="a")))
+    try:
+        assert await asyncio.to_thread(look.begun.wait, 30)
+        assert (await engine.stats()).contexts == contexts
+        assert not saving.done()
+    finally:
+        look.open.set()
+    assert (await saving).version == 1
+
+
+async def test_without_a_quota_no_save_looks(make_engine: Any, tmp_path: Any, monkeypatch) -> None:
+    engine = make_engine(SMALL, store=tmp_path.as_uri())
+    look = SlowLook(engine, monkeypatch)
+    look.open.set()
+    await engine.save(ME, SaveRequest(context_id=await filled(engine), name="a", durable=True))
+    await engine.check_snapshot_quota(ME, 1)
+    await asyncio.sleep(0.05)
+    assert not look.begun.is_set()
+
+
+async def test_a_quota_of_bytes_counts_pages_before_the_fork(make_engine: Any) -> None:
+    """Also those of a context that is suspended."""
+    page_bytes = make_engine(SMALL).core.runner.page_bytes
+    config = replace(SMALL, pages=8, max_context_tokens=128, max_snapshot_bytes_per_tenant=3 * page_bytes + 4)
+    engine = make_engine(config)
+    context = await filled(engine)  # three pages
+    await engine.close(ME, await filled(engine, 120))
+    assert engine.core.cache.get("me", context).suspended
+    contexts = (await engine.stats()).contexts
+    with pytest.raises(ResourceExhausted, match="max_snapshot_bytes_per_tenant"):
+        await engine.save(ME, SaveRequest(context_id=context, name="a", attachment=b"12345"))
+    assert (await engine.stats()).contexts == contexts
+    await engine.save(ME, SaveRequest(context_id=context, name="a", attachment=b"1234"))
+
+
 async def test_a_save_that_fails_leaves_no_hidden_fork(engine: LocalEngine) -> None:
     context = await filled(engine)
     await engine.save(ME, SaveRequest(context_id=context, name="a"))

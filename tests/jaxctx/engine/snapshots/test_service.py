@@ -212,7 +212,8 @@ async def test_a_context_is_saved_with_the_buffered_token_that_a_generation_leav
     assert opened.context.buffered_tokens == 1
 
 
-async def test_counts_and_lists_of_many_names_keep_off_the_event_loop(engine: LocalEngine, monkeypatch: Any) -> None:
+async def test_counts_and_lists_of_many_names_keep_off_the_event_loop(make_engine: Any, monkeypatch: Any) -> None:
+    engine: LocalEngine = make_engine(replace(SMALL, max_snapshots_per_tenant=9))
     threads: list[str] = []
     for name in ("usage", "list"):
         method = getattr(engine.store, name)
@@ -225,7 +226,7 @@ async def test_counts_and_lists_of_many_names_keep_off_the_event_loop(engine: Lo
     context = await filled(engine, [1] * 4)
     await engine.save(ME, SaveRequest(context_id=context, name="a"))
     assert [each.name for each in await engine.snapshots(ME, "", "", 10)] == ["a"]
-    assert len(threads) == 2
+    assert len(threads) == 3
     assert threading.current_thread().name not in threads
 
 
@@ -251,6 +252,21 @@ async def test_lists_and_quotas_count_what_other_engines_saved_and_deleted(
     assert [each.name for each in await one.snapshots(ME, "", "", 10)] == ["b", "c"]
     with pytest.raises(ResourceExhausted):
         await one.save(ME, SaveRequest(context_id=contexts[0], name="d", durable=True))
+
+
+async def test_room_that_another_engine_made_is_known_before_anything_is_refused(
+    make_engine: Any, tmp_path: Any, clock: Any
+) -> None:
+    config = replace(SMALL, max_snapshots_per_tenant=1)
+    one, other = (make_engine(config, store=str(tmp_path), whole=False, device=name) for name in ("a", "b"))
+    await one.save(ME, SaveRequest(context_id=await filled(one, [1] * 4), name="a", durable=True))
+    with pytest.raises(ResourceExhausted):
+        await one.check_snapshot_quota(ME, 1)
+    with pytest.raises(ResourceExhausted):
+        await other.check_snapshot_quota(ME, 1)
+    await other.delete_snapshot(ME, "a")
+    clock.offset += 10
+    await one.check_snapshot_quota(ME, 1)
 
 
 async def test_a_save_stores_pages_again_that_another_engine_deleted(two: list[LocalEngine], monkeypatch: Any) -> None:

@@ -5,7 +5,12 @@ import threading
 
 import pytest
 
-from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name, refresh_tenant
+from jaxctx.engine.snapshots.store_calls import (
+    complete_or_undo,
+    refresh_name,
+    refresh_tenant,
+    refresh_tenant_soon,
+)
 
 
 class Store:
@@ -15,6 +20,7 @@ class Store:
         self.durable = durable
         self.looked: list[tuple[str, ...]] = []
         self.threads: list[threading.Thread] = []
+        self.refreshed = threading.Event()
 
     def refresh_name(self, tenant: str, name: str) -> None:
         self.looked.append((tenant, name))
@@ -23,6 +29,7 @@ class Store:
     def refresh_tenant(self, tenant: str) -> None:
         self.looked.append((tenant,))
         self.threads.append(threading.current_thread())
+        self.refreshed.set()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -85,4 +92,13 @@ async def test_names_are_refreshed_off_the_event_loop_and_only_where_something_i
         await refresh_name(store, "t", "n")  # type: ignore[arg-type]
         await refresh_tenant(store, "t")  # type: ignore[arg-type]
     assert (durable.looked, in_memory.looked) == ([("t", "n"), ("t",)], [])
+    assert threading.current_thread() not in durable.threads
+
+
+async def test_a_refresh_may_begin_without_being_waited_for() -> None:
+    durable, in_memory = Store(True), Store(False)
+    for store in (durable, in_memory):
+        refresh_tenant_soon(store, "t")  # type: ignore[arg-type]
+    assert await asyncio.to_thread(durable.refreshed.wait, 10)
+    assert (durable.looked, in_memory.looked) == ([("t",)], [])
     assert threading.current_thread() not in durable.threads

@@ -132,6 +132,47 @@ def test_names_in_files_and_in_memory_where_a_model_takes_images(tiny, tmp_path)
         read_adapter(tmp_path, model)
 
 
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_changes_of_modules_that_read_images_are_left_out(tiny, tmp_path, prefix):
+    """As an adapter of `all-linear` has them, under the names of the files or those in memory."""
+    gemma = dataclasses.replace(tiny, architecture="Gemma3ForConditionalGeneration", adapters=AdapterSlots(1, 8))
+    model = abstract(gemma, "float32")[0]
+    write_adapter(tmp_path, gemma, seed=3)
+    without = read_adapter(tmp_path, model).content_hash
+    image = f"base_model.model.{prefix}vision_tower.vision_model.encoder.layers.26"
+
+    def add_images(tensors):
+        for module in ("self_attn.q_proj", "self_attn.out_proj", "mlp.fc1"):  # wider than the text's
+            tensors[f"{image}.{module}.lora_A.weight"] = np.ones((16, 1152), np.float32)
+            tensors[f"{image}.{module}.lora_B.weight"] = np.ones((1152, 16), np.float32)
+
+    change_tensors(tmp_path, add_images)
+    names = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    set_keys(tmp_path, target_modules=[*names, "out_proj"], layers_to_transform=list(range(tiny.layers)))
+    assert read_adapter(tmp_path, model).content_hash == without
+    set_keys(tmp_path, layers_to_transform=[*range(tiny.layers), 26])
+    with pytest.raises(CheckpointError, match=r"layers_to_transform: layer 26 has no tensors"):
+        read_adapter(tmp_path, model)
+
+    def keep_images(tensors):
+        for name in [name for name in tensors if "vision_tower" not in name]:
+            del tensors[name]
+
+    change_tensors(tmp_path, keep_images)
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors: only tensors of modules that read images"):
+        read_adapter(tmp_path, model)
+
+
+def test_modules_of_images_are_refused_where_the_model_takes_none(directory, model):
+    def add(tensors):
+        tensors["base_model.model.vision_tower.q_proj.lora_A.weight"] = np.ones((4, 8), np.float32)
+        tensors["base_model.model.vision_tower.q_proj.lora_B.weight"] = np.ones((8, 4), np.float32)
+
+    change_tensors(directory, add)
+    with pytest.raises(CheckpointError, match=r"vision_tower\.q_proj: no matrix of this model"):
+        read_adapter(directory, model)
+
+
 def test_names_of_modules_that_other_models_have_change_nothing(directory, model):
     before = read_adapter(directory, model).content_hash
     names = json.loads((directory / "adapter_config.json").read_text())["target_modules"]

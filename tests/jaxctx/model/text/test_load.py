@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text import ModelText, load_text
@@ -158,6 +160,20 @@ def test_an_added_token_that_the_model_has_no_row_for_is_plain_text(tmp_path: Pa
     assert '"<X>"' not in tokenizer.to_json()
     config = BIG | {"vocab_size": 513}
     assert 512 in load_text(model_dir(tmp_path, config=config, tokenizer_config=settings)).tokenizer.encode(TEXT)
+
+
+def test_a_post_processor_that_inserts_what_the_model_has_no_row_for_is_refused(tmp_path: Path) -> None:
+    """Though the token itself is left out: the post-processor goes by ids."""
+    path = model_dir(tmp_path, config=BIG | {"vocab_size": 512})
+    backend: Any = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    backend.add_special_tokens([tokenizers.AddedToken("<X>", special=True)])
+    backend.post_processor = TemplateProcessing(single="$A <X>", special_tokens=[("<X>", 512)])
+    backend.save(str(path / "tokenizer.json"))
+    match = r"^tokenizer\.json: post_processor: inserts id 512, but config\.json: vocab_size is 512$"
+    with pytest.raises(CheckpointError, match=match):
+        load_text(path)
+    (path / "config.json").write_text(json.dumps(BIG), "utf-8")
+    assert load_text(path).tokenizer.encode("") == [512]
 
 
 def test_the_end_of_a_family_whose_files_name_none(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import models
 
 from jaxctx.model.config_reader import CheckpointError, Reader
-from jaxctx.model.text.special import MAX_TOKEN, add_tokens, named_tokens
+from jaxctx.model.text.special import MAX_TOKEN, add_tokens, named_tokens, without_tokens_beyond
 
 SETTINGS, OLDER, OLDEST = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 
@@ -186,3 +186,29 @@ def test_a_token_that_is_known_with_other_flags_gets_those_of_the_file() -> None
     add({"added_tokens_decoder": declared}, backend=backend)
     token = backend.get_added_tokens_decoder()[3]
     assert (token.content, token.lstrip, token.normalized) == ("<x>", True, False)
+
+
+# --- Tokens that the model has no row for
+
+
+def test_added_tokens_beyond_the_rows_of_the_model_are_left_out_but_for_what_is_kept() -> None:
+    backend = make_backend()
+    backend.add_special_tokens(["<x>", "<y>"])
+    assert without_tokens_beyond(backend, 5, keep=()) is backend
+    assert added(without_tokens_beyond(backend, 4, keep=())) == {3: "<x>"}
+    assert [*added(without_tokens_beyond(backend, 3, keep=["<y>"])).values()] == ["<y>"]
+
+
+@pytest.mark.parametrize(("text", "merges"), [("ab", [("a", "b")]), ("c", [("c", "a")])])
+def test_a_token_that_merges_of_the_vocabulary_need_cannot_be_left_out(
+    text: str, merges: list[tuple[str, str]]
+) -> None:
+    """The library panics for the first, with what is no Exception."""
+    vocabulary = {"a": 0, "b": 1, "ab": 2} if text == "ab" else {"a": 0, "b": 1, "ca": 2, "c": 3}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    backend.add_tokens([text])
+    rows = backend.token_to_id(text)
+    assert rows is not None
+    match = rf"^tokenizer\.json: it needs '{text}', but config\.json: vocab_size is {rows}: "
+    with pytest.raises(CheckpointError, match=match):
+        without_tokens_beyond(backend, rows, keep=())
