@@ -5,7 +5,7 @@ that it starts, pytest-xdist's workers too, new for each session, so that no ses
 `JAX_COMPILATION_CACHE_DIR` names another, which is kept.
 
 XLA compiles without optimisations, which would take most of a session's time.
-`JAXCTX_TESTS_OPTIMISED=1` compiles as a server does; CI runs the slow tests that way.
+`JAXCTX_TESTS_OPTIMISED=1` compiles as a server does; CI runs some files that way, `scripts/campaign` all slow tests.
 """
 
 import gc
