@@ -62,7 +62,6 @@ from jaxctx.types import ContextInfo, EngineStats, FillResult, ForwardRequest, G
 
 log = logging.getLogger("jaxctx.engine")
 StepArrays: TypeAlias = tuple[Any, Any]  # logits of a custom-mask forward or None, and int32 [samples, words]
-MIN_WAIT_S = 0.05  # waiting requests are checked at most once in this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,18 +287,10 @@ class EngineCore:
         Returns seconds until the next one may end.
         """
         soon, now = self.lifecycle.expire(), self.deps.clock()
-        for request in list(self.scheduler.requests()):
-            deadline = request.caller.deadline
-            if deadline is None:
-                continue
-            if deadline <= now:
-                self.fail(request, errors.DeadlineExceeded("the deadline passed"))
-                continue
-            soon = min(soon, deadline - now)
-            if not request.runs:
-                soon = min(soon, max(request.start_by - now, MIN_WAIT_S))
+        for request in self.scheduler.overdue(now):
+            self.fail(request, errors.DeadlineExceeded("the deadline passed"))
         self._carry_out_events(self.scheduler.review(now))
-        return soon
+        return min(soon, self.scheduler.next_due(now))
 
     def expire_contexts(self) -> None:
         """Close expired contexts, so that no command finds one."""

@@ -8,6 +8,7 @@ The parts of the scheduler share one such object. It collects their decisions as
 `take_slots_to_load`) until the scheduler returns them. Called on the step thread.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from jaxctx.cache.block_manager import BlockManager
@@ -23,6 +24,7 @@ from jaxctx.engine.scheduler.scheduler_output import (
     SchedulerEvent,
 )
 from jaxctx.errors import JaxctxError
+from jaxctx.lifetime import DeadlineQueue
 
 
 class ActiveRequests:
@@ -32,6 +34,11 @@ class ActiveRequests:
         self.writers: dict[Context, Request] = {}  # all requests that have not ended, by context
         self.queue = WaitingQueue()
         self.running: list[Request] = []
+        # Looked at in every turn of the step thread, where thousands of requests may wait.
+        self.deadlines: DeadlineQueue[Request] = DeadlineQueue()
+        """When the requests' callers give up, by the clock of deadlines."""
+        self.reviews: DeadlineQueue[Request] = DeadlineQueue()
+        """When waiting requests are to be checked again: their `start_by`."""
         self.free_slots = list(range(slots - 1, -1, -1))
         self.changes = 0  # grows with every change after which another request may be admitted
         self.preemptions = 0
@@ -53,12 +60,14 @@ class ActiveRequests:
     def add(self, request: Request) -> None:
         """Add a new request, which waits."""
         self.writers[request.context] = request
-        self.queue.push(request)
+        self.deadlines.set(request, request.caller.deadline)
+        self._wait(request)
         self.note_change()
 
     def start(self, request: Request) -> None:
         """Give a waiting request a slot. It runs from now on; first it restores pages."""
         self.queue.remove(request, served=True)
+        self.reviews.set(request, None)
         request.slot = self.free_slots.pop()
         request.restoring = True
         request.dispatch_end = request.next_position = request.prompt_end = 0
@@ -67,15 +76,22 @@ class ActiveRequests:
     def preempt(self, request: Request) -> None:
         """Let a running request wait again, before all others of its tenant and priority."""
         self._stop(request)
-        self.queue.push(request, front=True)
+        self._wait(request, front=True)
         self.preemptions += 1
 
     def end(self, request: Request) -> None:
         """End a request that waits or runs. Its context keeps what was computed. Results in flight are ignored."""
         request.ended = True
         del self.writers[request.context]
+        self.deadlines.set(request, None)
+        self.reviews.set(request, None)
         self._stop(request)
         self.queue.remove(request)
+
+    def review_at(self, request: Request, start_by: float) -> None:
+        """Set the time at which a waiting request is checked again; infinite: never."""
+        request.start_by = start_by
+        self.reviews.set(request, None if math.isinf(start_by) else start_by)
 
     def fail(self, request: Request, error: JaxctxError) -> None:
         """End a request with an error for its caller."""
@@ -113,6 +129,11 @@ class ActiveRequests:
             return ()
         requests, self._slots_to_load = self._slots_to_load, []
         return [request for request in requests if request.runs]
+
+    def _wait(self, request: Request, front: bool = False) -> None:
+        """Let a request wait; `front`: before all others of its tenant and priority."""
+        self.queue.push(request, front=front)
+        self.review_at(request, request.start_by)
 
     def _stop(self, request: Request) -> None:
         """End the present run: free the slot, the promised pages and the taken pages that have no tokens."""

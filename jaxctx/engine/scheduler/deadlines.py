@@ -75,7 +75,7 @@ class DeadlineReview:
             late_s = self.forecast.shortfall_s(now, left_s, request.demand, queue)
         if late_s > 0:
             raise deadline_unreachable(left_s, late_s)
-        self._set_start_by(request, now)
+        request.start_by = self._start_by(request, now)
 
     def _queue_ahead_of(self, request: Request, now: float, slots: int) -> QueueState:
         """The state of the queue that a request finds if it is queued now."""
@@ -131,21 +131,21 @@ class DeadlineReview:
 
     def review(self, now: float) -> None:
         """Refuse waiting requests, and end running ones, that cannot be in time any more and take steps from others."""
-        due = [each for each in self._active.writers.values() if not each.runs and each.start_by <= now]
-        for request in due:
+        for request in self._active.reviews.due(now):
             late_s = self.seconds_late(request, now, max(len(self._active.running), 1))
             if late_s > 0:
                 self.refuse(request, now, late_s)
             else:
-                self._set_start_by(request, now)
+                self._active.review_at(request, self._start_by(request, now))
         if self._steps_to_review <= 0:
             self._end_most_late(now)
 
-    def _set_start_by(self, request: Request, now: float) -> None:
-        """Set the time until which it is not checked again whether a waiting request is too late."""
-        if request.caller.deadline is not None:
-            service = self.forecast.service_s(now, request.demand, len(self._active.running) or 1)
-            request.start_by = max(request.caller.deadline - (service.low if service else 0.0), now + MIN_WAIT_S)
+    def _start_by(self, request: Request, now: float) -> float:
+        """The time until which it is not checked again whether a waiting request is too late; infinite for none."""
+        if request.caller.deadline is None:
+            return math.inf
+        service = self.forecast.service_s(now, request.demand, len(self._active.running) or 1)
+        return max(request.caller.deadline - (service.low if service else 0.0), now + MIN_WAIT_S)
 
     # Requests that run.
 

@@ -18,6 +18,7 @@ Each part has a module of its own:
 A full queue is shared: the tenant with most requests in it gives up its latest one for a tenant that has fewer.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -28,7 +29,7 @@ from jaxctx.engine.core.request import Request
 from jaxctx.engine.drafting.sequences import DraftSequences
 from jaxctx.engine.scheduler.active_requests import ActiveRequests
 from jaxctx.engine.scheduler.admission import Admission
-from jaxctx.engine.scheduler.deadlines import DeadlineReview
+from jaxctx.engine.scheduler.deadlines import MIN_WAIT_S, DeadlineReview
 from jaxctx.engine.scheduler.drafts import NO_DRAFTS, NO_PROPOSAL, Drafts, Proposal, propose_drafts
 from jaxctx.engine.scheduler.forecast import StepCosts
 from jaxctx.engine.scheduler.page_budget import Claim, PageBudget
@@ -143,6 +144,16 @@ class Scheduler:
     def requests(self) -> Collection[Request]:
         """All requests that have not ended."""
         return self.writers.values()
+
+    def overdue(self, now: float) -> Sequence[Request]:
+        """Requests whose deadline has passed, once each: their caller has given up."""
+        return self._active.deadlines.due(now)
+
+    def next_due(self, now: float) -> float:
+        """Seconds in which no deadline passes, and no waiting request is to be checked again."""
+        deadline, review = self._active.deadlines.next, self._active.reviews.next
+        seconds = math.inf if deadline is None else deadline - now
+        return seconds if review is None else min(seconds, max(review - now, MIN_WAIT_S))
 
     def pages_reserved_for(self, tenant: str) -> int:
         """Pages that a tenant's running requests were promised and have not taken yet."""

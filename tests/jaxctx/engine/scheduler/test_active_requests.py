@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from jaxctx.engine.core.request import NO_SLOT, Request
+from jaxctx.engine.interface import Caller
 from jaxctx.engine.scheduler.active_requests import ActiveRequests
 from jaxctx.engine.scheduler.scheduler_output import ContextSuspended, RequestFailed, RequestFinished
 from jaxctx.errors import ResourceExhausted
@@ -208,3 +211,28 @@ def test_tenants_are_those_that_run_and_those_that_wait_at_a_priority_or_above(h
     start(active, running)
     add(active, below, equal, above)
     assert active.tenants("asks", 0) == {"asks", "runs", "waits at 0", "waits at 1"}
+
+
+def test_the_deadline_of_every_request_passes_once(harness, active) -> None:
+    waits, runs, ends, without = (harness.generation([number], 4, timeout_s=5.0) for number in range(4))
+    without.caller = Caller()
+    add(active, waits, ends, without)
+    start(active, runs)
+    active.end(ends)
+    assert active.deadlines.due(waits.caller.deadline - 0.001) == []
+    assert active.deadlines.due(waits.caller.deadline) == [waits, runs]
+    assert active.deadlines.due(math.inf) == []
+
+
+def test_only_requests_that_wait_are_checked_again(harness, active) -> None:
+    waits, starts, preempted, ends, never = (harness.fill([number]) for number in range(5))
+    for request in (waits, starts, preempted, ends):
+        request.start_by = 7.0
+    add(active, waits, ends, never)
+    start(active, starts, preempted)
+    active.end(ends)
+    assert active.reviews.due(7.0) == [waits]
+    active.review_at(waits, 9.0)
+    active.preempt(preempted)  # its time passed while it ran
+    assert active.reviews.due(8.0) == [preempted]
+    assert active.reviews.due(math.inf) == [waits]
