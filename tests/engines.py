@@ -178,7 +178,9 @@ def make_engine(echo_served: ServedModel, devices: dict[object, ModelRunner], cl
         if key not in devices:
             devices[key] = on_demand(served, replace(device_config, page_size=config.page_size))
             if whole:
-                devices[key].compile()
+                # Every batch fits into the largest steps. Those between take as long, and much longer to be compiled.
+                devices[key].compile_needed()
+                devices[key].compile_next()  # the smallest one
         poison(devices[key])
         # Engines that share a store, or a core, must not take each other's objects for their own.
         rng, ids = random.Random(1 + len(started)), itertools.count(1000 * len(started))
