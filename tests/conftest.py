@@ -67,7 +67,6 @@ LONGEST_FILES = (
     "tests/jaxctx/engine/drafting/test_draft_model.py",
     "tests/e2e/test_restart.py",
     "tests/jaxctx/engine/runner/test_model_runner.py",
-    "tests/jaxctx/cache/test_mutations.py",
     "tests/e2e/test_keys.py",
     "tests/scripts/test_environment.py",
 )
@@ -91,7 +90,6 @@ LONGEST_OF_SLOW_TESTS = (
     "tests/kernels/test_mosaic_mma.py",
     "tests/kernels/test_pallas_tpu.py",
     "tests/jaxctx/engine/test_traces.py",
-    "tests/jaxctx/cache/test_mutations_tiers.py",
     "tests/e2e/test_activity.py",
     "tests/e2e/test_client_helpers.py",
     "tests/e2e/test_distributions.py",

@@ -301,10 +301,10 @@ MISTAKES = [
     (spoil_write, "write kv_cache_gpu bfloat16 page 16 dim 64", "prompt"),
     (spoil_rows_of_lanes, "write pallas_tpu float32 page 16 dim 80", "prompt"),
     (spoil_padding, "move pallas_tpu bfloat16 page 32 dim 128", "read"),
-    (spoil_group, "attend mosaic_hopper int8 page 32 dim 64 group 3", "lone_row"),
-    (spoil_mma_scales, "attend mosaic_mma int8 page 16 dim 80 group 7", "lone_row"),
 ]
 MORE_MISTAKES = [
+    (spoil_group, "attend mosaic_hopper int8 page 32 dim 64 group 3", "lone_row"),
+    (spoil_mma_scales, "attend mosaic_mma int8 page 16 dim 80 group 7", "lone_row"),
     (spoil_lanes, "attend reference_float32 bfloat16 page 128 dim 64 group 1", "lone_row"),
     (spoil_clearing, "attend pallas_tpu bfloat16 page 16 dim 128 group 1", "no_sharing"),
     (spoil_mask, "attend reference_float32 float32 page 16 dim 64 group 2", "token_trees"),

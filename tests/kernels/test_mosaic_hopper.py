@@ -162,7 +162,7 @@ def test_no_nan_crosses_to_another_sequence(rng: Generator, grow: Callable, rows
         # Values are multiplied while the next step's weights are computed, in the last tile by one consumer only. Of 8
         # bits consumers widen for each other.
         (True, 147, 64, "bfloat16"),
-        pytest.param(True, 147, 64, "int8", marks=pytest.mark.slow),
+        pytest.param(True, 147, 64, "int8", marks=pytest.mark.campaign),
         pytest.param(False, 147, 64, "int8", marks=pytest.mark.campaign),
         pytest.param(True, 147, 128, "bfloat16", marks=pytest.mark.campaign),
         pytest.param(True, 40, 256, "bfloat16", marks=pytest.mark.campaign),

@@ -122,11 +122,9 @@ QUICK_CASES = [
     (Case(50, 16, 64, 4, window=17), ["many_prefixes"]),
     (Case(50, 16, 64, 3, kv_heads=3), ["chunks_and_decode"]),  # the second row has room for a fourth head
 ]
-SLOW_CASES = [
+CAMPAIGN_CASES = [
     (Case(50, 16, 128, 4, dtype="float8_e4m3fn", window=70, soft_cap=4.0), ["chunks_and_decode"]),
     (Case(50, 32, 48, 2, kv_heads=3, dtype="int8"), ["many_prefixes"]),  # lanes and a head to spare
-]
-CAMPAIGN_CASES = [
     (Case(50, 32, 64, 4), ["chunks_and_decode"]),
     (Case(50, 16, 128, 3, dtype="float32"), ["chunks_and_decode"]),  # rows' heads straddle the windows' ends
     (Case(50, 64, 256, 1), ["chunks_and_decode"]),
@@ -150,7 +148,6 @@ CAMPAIGN_CASES = [
     ("case", "kinds"),
     [
         *[pytest.param(case, kinds, id=str(case)[5:-1]) for case, kinds in QUICK_CASES],
-        *[pytest.param(case, kinds, id=str(case)[5:-1], marks=pytest.mark.slow) for case, kinds in SLOW_CASES],
         *[pytest.param(case, kinds, id=str(case)[5:-1], marks=pytest.mark.campaign) for case, kinds in CAMPAIGN_CASES],
     ],
 )

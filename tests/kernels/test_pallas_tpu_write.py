@@ -89,10 +89,8 @@ QUICK_CASES = [
     Case(),
     Case(rows=13, page_size=32, heads=4, dim=64, dtype="int8", pages=6),
 ]
-SLOW_CASES = [
-    Case(rows=11, dtype="float8_e4m3fn", heads=1, dma="eager"),
-]
 CAMPAIGN_CASES = [
+    Case(rows=11, dtype="float8_e4m3fn", heads=1, dma="eager"),
     Case(rows=90, page_size=256, dtype="int8", dim=256, pages=3),
     Case(rows=40, page_size=32, heads=3, dim=48, dtype="int8", pages=4),
     Case(rows=9, dim=96, dtype="float32", dma="eager"),
@@ -108,7 +106,6 @@ CAMPAIGN_CASES = [
     "case",
     [
         *[pytest.param(case, id=str(case)[5:-1]) for case in QUICK_CASES],
-        *[pytest.param(case, id=str(case)[5:-1], marks=pytest.mark.slow) for case in SLOW_CASES],
         *[pytest.param(case, id=str(case)[5:-1], marks=pytest.mark.campaign) for case in CAMPAIGN_CASES],
     ],
 )

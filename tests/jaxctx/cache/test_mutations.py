@@ -216,12 +216,13 @@ MUTATIONS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
 def test_a_mutation_is_caught(mutation, monkeypatch):
     mutation.apply(monkeypatch)
     assert is_caught(mutation)
 
 
+@pytest.mark.campaign
 def test_without_a_mutation_nothing_fails():
     assert not is_caught(None)

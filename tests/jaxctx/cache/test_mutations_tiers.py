@@ -379,30 +379,8 @@ MUTATIONS = [
 ]
 
 
-# What most random operations do not meet: seconds are played until one does.
-SELDOM_MET = {
-    "pages of an earlier publication",
-    "lost data is waited for",
-    "a copy gives way while it is loaded",
-    "data counts before it arrived",
-    "a restore goes too far",
-    "a restore refuses after it changed",
-    "a page by hand commits itself",
-    "children of a lost page keep their slots",
-}
-
-
-@pytest.mark.parametrize(
-    "mutation",
-    [
-        pytest.param(
-            mutation,
-            marks=pytest.mark.campaign if mutation.name in SELDOM_MET else pytest.mark.slow,
-            id=mutation.name.replace(" ", "-"),
-        )
-        for mutation in MUTATIONS
-    ],
-)
+@pytest.mark.campaign
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
 def test_a_mutation_is_caught(mutation, monkeypatch):
     mutation.apply(monkeypatch)
     assert is_caught(mutation)

@@ -72,7 +72,7 @@ def test_failures_of_the_campaign_stay_fixed(found):
     run_steps(setup, [(name, int(a), int(b)) for name, a, b in steps])
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(1200)
 def test_two_hundred_thousand_operations():
     seeds = range(OPERATIONS_PLAYED // EACH)

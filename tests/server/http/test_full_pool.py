@@ -65,9 +65,9 @@ async def test_many_that_do_not_fit_together(web: HttpClient, client: jaxctx.aio
     def body(number: int) -> dict[str, Any]:
         further: dict[str, Any] = {"n": 2} if number % 3 == 0 else {}
         if number % 4 == 0:
-            further["guided_regex"] = "[xyz]{200}"
+            further["guided_regex"] = "[xyz]{100}"
         prompt = chr(65 + number) * 50
-        return {"prompt": prompt, "max_tokens": 250, "ignore_eos": True, "temperature": 0, **further}
+        return {"prompt": prompt, "max_tokens": 120, "ignore_eos": True, "temperature": 0, **further}
 
     together = await asyncio.gather(*(web("POST", "/v1/completions", body(number)) for number in range(12)))
     for number, answer in enumerate(together):

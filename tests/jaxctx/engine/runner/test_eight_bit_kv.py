@@ -39,7 +39,7 @@ async def continued(engine: LocalEngine, context_id: str) -> list[int]:
     return [token async for piece in engine.generate(ME, request) for token in piece.token_ids]
 
 
-@pytest.mark.parametrize("dtype", ["int8", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("float8_e4m3fn", marks=pytest.mark.campaign)])
 async def test_a_disturbed_context_goes_on_as_if_it_were_not(
     make_engine, devices, echo_served, tmp_path, dtype: str
 ) -> None:
@@ -70,8 +70,10 @@ async def test_a_disturbed_context_goes_on_as_if_it_were_not(
     assert await continued(other, opened.context.context_id) == undisturbed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param("int8", marks=pytest.mark.slow), pytest.param("float8_e4m3fn", marks=pytest.mark.campaign)],
+)
 def test_pages_leave_two_devices_and_come_back(dtype: str) -> None:
     """A head, with its scales, on each; and their step leaves them there, in place."""
     mesh = make_mesh(TINY, tensor=2)

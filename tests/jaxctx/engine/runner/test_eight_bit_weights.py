@@ -23,7 +23,7 @@ from tests.jaxctx.model.weights.test_int4 import MODEL as FOR_INT4
 ME = Caller()
 QUICK = ("int8", "int8")
 COMBINATIONS = [
-    pytest.param(weights, kv, marks=() if (weights, kv) == QUICK else pytest.mark.slow)
+    pytest.param(weights, kv, marks=() if (weights, kv) == QUICK else pytest.mark.campaign)
     for weights in ("int8", "float8_e4m3fn")
     for kv in ("bfloat16", "int8", "float8_e4m3fn")
 ] + [pytest.param("int4", "bfloat16", marks=pytest.mark.slow)]

@@ -78,9 +78,9 @@ def test_on_a_cpu_the_reference_equals_float64() -> None:
 @pytest.mark.parametrize(
     "kv_dtype",
     [
-        pytest.param("float32", marks=pytest.mark.slow),
+        pytest.param("float32", marks=pytest.mark.campaign),
         "int8",
-        pytest.param("float8_e4m3fn", marks=pytest.mark.slow),
+        pytest.param("float8_e4m3fn", marks=pytest.mark.campaign),
     ],
 )
 def test_other_types_of_keys_and_values(kv_dtype: str) -> None:
@@ -139,8 +139,8 @@ def test_each_kind_of_layer_is_compared_with_its_window_and_the_soft_cap() -> No
     [
         with_another_window(-1),
         with_another_window(1),
-        pytest.param(with_another_window(None), marks=pytest.mark.slow),
-        pytest.param(without_a_soft_cap, marks=pytest.mark.slow),
+        pytest.param(with_another_window(None), marks=pytest.mark.campaign),
+        pytest.param(without_a_soft_cap, marks=pytest.mark.campaign),
     ],
     ids=["too short", "too long", "no window", "no soft cap"],
 )
@@ -155,7 +155,7 @@ QUICK = ("page", "one head", "does not compile", "fails when it runs")
 
 
 @pytest.mark.parametrize(
-    "mistake", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in WRONG]
+    "mistake", [each if each in QUICK else pytest.param(each, marks=pytest.mark.campaign) for each in WRONG]
 )
 def test_a_wrong_kernel_is_found(mistake: str) -> None:
     kernel, verdict = WRONG[mistake]
@@ -179,7 +179,7 @@ def test_the_detail_says_where() -> None:
     assert report.cases[1].to_float64 is None
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.campaign)])
 def test_a_wrong_write_is_found(monkeypatch: pytest.MonkeyPatch, kv_dtype: str) -> None:
     """Of values, which attention alone would hardly show where a row sees many."""
     write = dispatch.write_kv
@@ -194,7 +194,7 @@ def test_a_wrong_write_is_found(monkeypatch: pytest.MonkeyPatch, kv_dtype: str) 
     assert "slots of pages are not what they should be" in report.summary
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("mistake", ["reads another page", "leaves a page out"])
 def test_a_wrong_move_is_found(kv_dtype: str, mistake: str) -> None:
     """Of which attention shows nothing, as nobody moves a page within a step."""
