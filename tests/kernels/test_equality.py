@@ -117,8 +117,17 @@ def test_a_slice_of_plain_jax(rng: Generator, pattern: str) -> None:
     check_all(pick(pattern, rng), rng)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", sorted({part_of(each) for each in combinations()}))
+# The quick suite has cases of these kernels too.
+INTERPRETED_LONG = ("attend pallas_tpu", "attend mosaic_mma", "attend mosaic_mma refused")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=pytest.mark.campaign if part in INTERPRETED_LONG else pytest.mark.slow)
+        for part in sorted({part_of(each) for each in combinations()})
+    ],
+)
 def test_a_slice(rng: Generator, part: str) -> None:
     """A combination of every part; campaigns run the others."""
     of_part = [each for each in combinations() if part_of(each) == part]

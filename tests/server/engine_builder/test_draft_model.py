@@ -90,7 +90,7 @@ def test_a_draft_model_without_a_row_for_an_image_is_taken(tmp_path: Path) -> No
     check_draft_tokenizer(ServeConfig(draft, draft_model=Path(model)))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_plan_counts_the_draft_model(tmp_path: Path) -> None:
     model, draft = small(tmp_path / "model"), small(tmp_path / "draft")
     settings = {"max_batch": 1, "max_batch_tokens": 4, "max_context_tokens": 64, "kv_tokens": 64}

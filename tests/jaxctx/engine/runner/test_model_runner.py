@@ -75,7 +75,7 @@ def core_on(echo_served, mesh, config: ModelConfig = TINY, sizes: EngineConfig =
     return EngineCore(sizes, device, echo_served.text, identity, "tiny", RuntimeDeps())
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
     prompt = [5, 17, 300, 44, 9, 260, 31, 7, 12, 90, 411, 3, 8, 15, 100, 255, 6, 77, 21]
     alone = run(core_on(echo_served, None, sizes=FEW_ROWS), prompt, 40)
@@ -86,7 +86,7 @@ def test_a_mesh_of_two_devices_generates_what_one_does(echo_served) -> None:
     assert len(set(alone)) > 10  # it says something
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_all_that_a_server_on_a_mesh_compiles_can_be_called(echo_served) -> None:
     """As at a start. By then the test above has compiled the steps, if both are of one session."""
     device = core_on(echo_served, make_mesh(TINY, tensor=2), sizes=FEW_ROWS).runner
