@@ -45,7 +45,9 @@ def test_a_tiny_run_measures_a_batch_three_ways_and_whole_steps(
     assert shared["pages_read"] == 2 + 16
     assert written["works"][batch]["read_bytes"] == (2 + 16) * 16 * 2 * 4 * 128 * 2  # pages, tokens, K and V, heads, …
     assert written["works"]["copy"]["of_copy"]["median"] == pytest.approx(1)
-    assert written["works"]["product"]["roofline"]["median"] == pytest.approx(1)
+    # Of its own product; where a copy was disturbed, that may seem to be what limits it.
+    assert written["works"]["product"]["of_product"]["median"] == pytest.approx(1)
+    assert written["works"]["product"]["roofline"]["median"] >= 1 - 1e-6
     assert not drawn or picture.stat().st_size > 0
 
 
