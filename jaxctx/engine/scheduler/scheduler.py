@@ -150,7 +150,10 @@ class Scheduler:
         return self._active.deadlines.due(now)
 
     def next_due(self, now: float) -> float:
-        """Seconds in which no deadline passes, and no waiting request is to be checked again."""
+        """Seconds in which no deadline passes, and no waiting request is to be checked again.
+
+        To be asked after `review`, which takes out what was due.
+        """
         deadline, review = self._active.deadlines.next, self._active.reviews.next
         seconds = math.inf if deadline is None else deadline - now
         return seconds if review is None else min(seconds, max(review - now, MIN_WAIT_S))

@@ -1,8 +1,11 @@
 """What the scheduler decides, read from `SchedulerOutput`: rows, samples, slots and events, without a device."""
 
+import math
+
 import pytest
 
 from jaxctx.engine.core.forward_pass import CustomMaskForward
+from jaxctx.engine.scheduler.deadlines import MIN_WAIT_S
 from jaxctx.engine.scheduler.drafts import Drafts, Proposal
 from jaxctx.engine.scheduler.scheduler_output import RequestFailed, RequestFinished
 from jaxctx.errors import ResourceExhausted
@@ -254,3 +257,22 @@ def test_steps_and_lookups_of_prompts_are_counted(harness) -> None:
     stats = harness.scheduler.stats()
     assert (stats.tokens_queried, stats.tokens_cached) == (18, 8)  # two pages, of the second one
     assert stats.step_seconds == 0.5
+
+
+def test_the_time_until_something_is_due(harness) -> None:
+    """The next deadline, or the next time at which a waiting request is checked again, unless it runs."""
+    assert harness.scheduler.next_due(0.0) == math.inf
+    soon, later = harness.generation([1], 4, timeout_s=5.0), harness.generation([2], 4, timeout_s=8.0)
+    for request in (soon, later):
+        harness.scheduler.submit(request)
+    assert harness.scheduler.next_due(1.0) == 4.0
+    harness.scheduler._active.review_at(later, 2.0)
+    assert harness.scheduler.next_due(1.0) == 1.0
+    assert harness.scheduler.next_due(3.0) == MIN_WAIT_S
+    assert harness.scheduler.overdue(4.9) == []
+    assert harness.scheduler.overdue(5.0) == [soon]
+    harness.scheduler.end(soon)
+    harness.schedule()
+    assert later.runs
+    assert harness.scheduler.review(6.0) == ()
+    assert harness.scheduler.next_due(6.0) == 2.0

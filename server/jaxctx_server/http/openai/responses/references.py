@@ -5,8 +5,8 @@ whole conversation in each request, with references in place of the answers. So 
 looked up first: its response has all items before it too, and mostly nothing else has to be read.
 
 An item stands in a conversation once: a reference to one that is already there adds nothing and is left out. So a
-request of some kilobytes cannot name one large item thousands of times. OpenAI refuses such a reference. Those who send
-their whole history beside `previous_response_id` mean what they get here.
+request of some kilobytes cannot name one large item thousands of times. Those who send their whole history beside
+`previous_response_id` mean what they get so.
 """
 
 from collections.abc import Sequence
