@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxctx.model.sampling import row_words, sample, slot_state, unpack_rows
+from jaxctx.model.sampling import sample, slot_state
+from jaxctx.model.sampling_options import SamplingBatch, row_words
 
 CASES: dict[str, tuple[float, dict[str, Any]]] = {  # name: spread of the logits, options
     "greedy": (3.0, {}),
@@ -26,7 +27,7 @@ CASES: dict[str, tuple[float, dict[str, Any]]] = {  # name: spread of the logits
 
 def measure(rows: int, vocab_size: int, spread: float, options: dict[str, Any], repeats: int = 15) -> float:
     """Median milliseconds, state donated as the step does."""
-    step = jax.jit(lambda x, words, slots, state: sample(x, unpack_rows(words), slots, state), donate_argnums=3)
+    step = jax.jit(lambda x, words, slots, state: sample(x, SamplingBatch(words), slots, state), donate_argnums=3)
     logits = jax.random.normal(jax.random.key(0), (rows, vocab_size)) * spread
     words = jnp.asarray(np.stack([row_words(seed=i, position=i, **options) for i in range(rows)]))
     slots, state = jnp.arange(rows), slot_state(rows, vocab_size)

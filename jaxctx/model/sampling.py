@@ -28,13 +28,11 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jaxctx.model.token_sampling import SamplingBatch, draw_tokens
+from jaxctx.model.sampling_options import SamplingBatch
+from jaxctx.model.token_sampling import draw_tokens
 from jaxctx.model.top_k import top_k
 
 TOP_LOGPROBS = 20
-FORMATS = ["<f4"] * 6 + ["<u8"] + ["<i4"] * 2 + ["?"] * 4
-ROW = np.dtype({"names": SamplingBatch._fields, "formats": FORMATS, "itemsize": 44})  # one row of a SamplingBatch
-ROW_WORDS = ROW.itemsize // 4  # int32
 MAX_GATHERED_ROWS = 128  # of the slots' state
 
 
@@ -139,51 +137,6 @@ def unpack_bits(words: Int32[Array, "rows words"]) -> Bool[Array, "rows 32*words
     """The bits of each row, the lowest of each word first."""
     bits = words[:, :, None] >> jnp.arange(32) & 1
     return (bits != 0).reshape(len(words), -1)
-
-
-def row_words(
-    *,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-    seed: int = 0,
-    top_k: int = 0,
-    position: int = 0,
-    suppress: bool = False,
-    biased: bool = False,
-    logprobs: bool = False,
-    constrained: bool = False,
-) -> np.ndarray:
-    """One row of a SamplingBatch on the host, as int32 `[ROW_WORDS]`: a step's metadata travels as one array.
-
-    The defaults are neutral. `seed` has 64 bits; a `top_k` beyond the vocabulary means all of it.
-    """
-    row = np.zeros(1, ROW)
-    row["temperature"] = temperature
-    row["top_p"] = top_p
-    row["min_p"] = min_p
-    row["repetition_penalty"] = repetition_penalty
-    row["presence_penalty"] = presence_penalty
-    row["frequency_penalty"] = frequency_penalty
-    row["seed"] = seed
-    row["top_k"] = min(top_k, 2**31 - 1)
-    row["position"] = position
-    row["suppress"] = suppress
-    row["biased"] = biased
-    row["logprobs"] = logprobs
-    row["constrained"] = constrained
-    return row.view(np.int32)
-
-
-def unpack_rows(words: Int32[Array, "rows 11"]) -> SamplingBatch:
-    """The inverse of `row_words`, on the device."""
-    floats = lax.bitcast_convert_type(words[:, :6], jnp.float32)
-    seed = lax.bitcast_convert_type(words[:, 6:8], jnp.uint32)
-    flags = words[:, 10:] & jnp.array([1, 1 << 8, 1 << 16, 1 << 24]) != 0
-    return SamplingBatch._make([*floats.T, seed, words[:, 8], words[:, 9], *flags.T])
 
 
 def sample(

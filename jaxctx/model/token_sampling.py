@@ -9,36 +9,18 @@ exactly k. Sorting 152k logits costs 20 ms a row on a CPU. Nearly always the pre
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float32, Int32, UInt32
+from jaxtyping import Array, Float32, Int32
 
+from jaxctx.model.sampling_options import SamplingBatch
 from jaxctx.model.top_k import top_k
 
 CANDIDATES = 64  # best tokens looked at before the whole vocabulary is
-
-
-class SamplingBatch(NamedTuple):
-    """Options of the sampled rows, in the order of `sampling.ROW`. Neutral means off; padding rows are neutral."""
-
-    temperature: Float32[Array, " rows"]  # 0: greedy
-    top_p: Float32[Array, " rows"]  # 1: off
-    min_p: Float32[Array, " rows"]  # 0: off
-    repetition_penalty: Float32[Array, " rows"]  # 1: off; over prompt and output
-    presence_penalty: Float32[Array, " rows"]  # 0: off; over output
-    frequency_penalty: Float32[Array, " rows"]  # 0: off; over output
-    seed: UInt32[Array, "rows 2"]
-    top_k: Int32[Array, " rows"]  # 0: off
-    position: Int32[Array, " rows"]  # of the token being sampled, in its sequence
-    suppress: Bool[Array, " rows"]  # min_tokens not reached: the slot's stop tokens cannot be drawn
-    biased: Bool[Array, " rows"]  # the slot's logit bias applies; without it the slot's bias may be a former owner's
-    logprobs: Bool[Array, " rows"]  # the caller will read logprobs; where no row does, they are zeros
-    constrained: Bool[Array, " rows"]  # only the slot's allowed tokens can be drawn; without it they may be anything
 
 
 def draw_tokens(

@@ -115,6 +115,11 @@ class ItemLoop:
     lanes: int
     stop: Int32[Array, ""]
 
+    @property
+    def takes_rest(self) -> bool:
+        """Whether it goes on to the last item, where some lanes may have none; others stop where not all had one."""
+        return self.lanes == self.item_class.lanes[-1]
+
 
 class LoopState(NamedTuple, Generic[Carry]):
     """What the loop carries from tile to tile."""
@@ -180,8 +185,7 @@ def fold_items(
     loop: ItemLoop, item: Int32[Array, ""], carry: Carry, visit: Callable[[Carry, Tile], Carry]
 ) -> tuple[Int32[Array, ""], Carry]:
     """Fold `visit` over the tiles from `item` on. Returns the first item that is left over, and the result."""
-    takes_rest = loop.lanes == loop.item_class.lanes[-1]
-    stop = loop.stop - (0 if takes_rest else loop.lanes - 1)  # others stop where not all lanes would have an item
+    stop = loop.stop - (0 if loop.takes_rest else loop.lanes - 1)
     start = LoopState(item, jnp.zeros_like(item), carry)
     end = jax.lax.while_loop(partial(is_before, stop), partial(visit_tile, loop, visit), start)
     return end.item, end.carry
@@ -208,11 +212,12 @@ def load_tile(loop: ItemLoop, item: Int32[Array, ""], rows_done: Int32[Array, ""
     """The tile of `lanes` items from `item` on, without the rows that earlier tiles have done."""
     shape, item_class = loop.shape, loop.item_class
     loaded = Item(*jax.lax.dynamic_slice(loop.metadata.items, (0, item), (ITEM_FIELDS, loop.lanes)))
-    missing = item + jnp.arange(loop.lanes) >= loop.stop
-    first_row = jnp.where(missing, shape.rows, loaded.first_row + rows_done)
-    rows = jnp.where(missing, 0, loaded.rows - rows_done)
-    tokens = jnp.where(missing, 0, loaded.tokens)
-    entry = jnp.where(missing, 0, loaded.first_entry)
+    first_row, rows = loaded.first_row + rows_done, loaded.rows - rows_done
+    tokens, entry = loaded.tokens, loaded.first_entry
+    if loop.takes_rest and loop.lanes > 1:
+        missing = item + jnp.arange(loop.lanes) >= loop.stop
+        first_row = jnp.where(missing, shape.rows, first_row)
+        rows, tokens, entry = (jnp.where(missing, 0, each) for each in (rows, tokens, entry))
     entries = entry[:, None] + jnp.arange(item_class.pages)
     pages = loop.metadata.pages.at[entries].get(mode="promise_in_bounds")
     tile_rows = first_row[:, None] + jnp.arange(item_class.rows)

@@ -25,7 +25,7 @@ from jaxctx.engine.runner.step import StepShape, write_metadata
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.decoder import Decoder
 from jaxctx.model.functional import DecoderModel, FlatParams, as_model
-from jaxctx.model.sampling import row_words
+from jaxctx.model.sampling_options import row_words
 from jaxctx_kernels import Segment
 
 DEFAULTS = EngineConfig(pages=1)

@@ -14,7 +14,8 @@ import numpy as np
 
 from jaxctx.cache.attention_overrides import encode_override
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.sampling import ROW, Sampled, row_words
+from jaxctx.model.sampling import Sampled
+from jaxctx.model.sampling_options import ROW, row_words
 from jaxctx.types import ForwardOutputParams, ForwardOutputResult, ForwardRequest, GenerateRequest
 
 POSITION_WORD = int(np.flatnonzero(row_words(position=1) != row_words())[0])

@@ -16,7 +16,7 @@ from jaxctx.engine.core.request import Request
 from jaxctx.engine.drafting.sequences import DraftRows, DraftSequences
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import StepInputs, read_output, write_metadata
-from jaxctx.model.sampling import ROW
+from jaxctx.model.sampling_options import ROW
 from jaxctx_kernels import Segment
 
 

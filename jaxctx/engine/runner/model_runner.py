@@ -28,7 +28,8 @@ from jaxctx.engine.runner.compiled_model import CompiledModel, Function, StateFu
 from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.step import PADDING, StepInputs, StepShape, unpack_inputs
 from jaxctx.model.interface import Model, Params
-from jaxctx.model.sampling import row_words, slot_words
+from jaxctx.model.sampling import slot_words
+from jaxctx.model.sampling_options import row_words
 from jaxctx.model.sharding import put
 
 Executable = Callable[..., Any]

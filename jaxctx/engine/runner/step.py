@@ -29,7 +29,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxctx_kernels as kernels
 from jaxctx.model.interface import KVSpec, Model, Params
-from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS, Sampled, SlotState, sample, unpack_bits, unpack_rows
+from jaxctx.model.sampling import TOP_LOGPROBS, Sampled, SlotState, sample, unpack_bits
+from jaxctx.model.sampling_options import ROW_WORDS, SamplingBatch
 from jaxctx.model.sharding import EVERY_DEVICE, KV
 
 _FORMATS = ["<i4", "<f4", f"{TOP_LOGPROBS}<i4", f"{TOP_LOGPROBS}<f4"]
@@ -292,7 +293,7 @@ def step(
     kv = PagedAttention(pools, spec, inputs, shape, mesh)
     hidden = model.hidden(params, tokens, inputs.positions, kv, inputs.adapters if shape.has_adapters else None)
     logits = model.logits(params, hidden[inputs.sample_rows])
-    sampled, state = sample(logits, unpack_rows(inputs.sampling), inputs.slots, state, mesh)
+    sampled, state = sample(logits, SamplingBatch(inputs.sampling), inputs.slots, state, mesh)
     as_bits = [jax.lax.bitcast_convert_type(each, jnp.int32).reshape(shape.samples, -1) for each in sampled]
     return kv.pools, state, jnp.concatenate(as_bits, axis=1), logits if shape.mask_words else None
 

@@ -6,9 +6,11 @@ element i + half, half of the elements that rotate.
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
 from jaxctx.model.config import RopeConfig, RopeScaling
@@ -91,5 +93,26 @@ def rotate(
     x = x.astype(jnp.float32)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = cos[:, None, :], sin[:, None, :]
-    turned = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(turned + [rest] * bool(rest.shape[-1]), axis=-1)
+    parts = [first * cos - second * sin, second * cos + first * sin, rest]
+    rotated: jax.Array = lax.platform_dependent(*parts, cpu=side_by_side_on_cpu, default=side_by_side)
+    return rotated
+
+
+def side_by_side(*parts: Float32[Array, "rows heads part"]) -> Float32[Array, "rows heads head_dim"]:
+    """The parts of every head together; those without elements are left out."""
+    return jnp.concatenate([part for part in parts if part.shape[-1]], axis=-1)
+
+
+def side_by_side_on_cpu(*parts: Float32[Array, "rows heads part"]) -> Float32[Array, "rows heads head_dim"]:
+    """The same as a sum of parts among zeros.
+
+    XLA:CPU computes that in one loop, in half the time. For `side_by_side` it stores each part first, and compiles a
+    loop that puts them together anew for each layer.
+    """
+    width, start = sum(part.shape[-1] for part in parts), 0
+    placed = jnp.float32(0)
+    for part in parts:
+        end = start + part.shape[-1]
+        placed += jnp.pad(part, ((0, 0), (0, 0), (start, width - end)))
+        start = end
+    return placed

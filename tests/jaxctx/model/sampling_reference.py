@@ -15,12 +15,11 @@ from jaxctx.model.sampling import (
     allowed_words,
     load_allowed,
     load_slot,
-    row_words,
     sample,
     slot_state,
     slot_words,
-    unpack_rows,
 )
+from jaxctx.model.sampling_options import SamplingBatch, row_words
 from jaxctx.model.token_sampling import CANDIDATES
 
 VOCAB, ROWS, SLOTS = 300, 8, 8  # one shape for nearly all tests: one compilation
@@ -29,7 +28,7 @@ VOCAB, ROWS, SLOTS = 300, 8, 8  # one shape for nearly all tests: one compilatio
 @jax.jit
 def step(logits: jax.Array, words: jax.Array, slots: jax.Array, state: SlotState) -> tuple[Sampled, SlotState]:
     """`sample` of rows that were packed by `row_words`."""
-    return sample(logits, unpack_rows(words), slots, state)
+    return sample(logits, SamplingBatch(words), slots, state)
 
 
 load = jax.jit(load_slot)

@@ -11,15 +11,8 @@ import numpy as np
 import pytest
 
 import jaxctx
-from jaxctx.model.sampling import (
-    MAX_GATHERED_ROWS,
-    ROW_WORDS,
-    row_words,
-    sample,
-    slot_state,
-    slot_words,
-    unpack_rows,
-)
+from jaxctx.model.sampling import MAX_GATHERED_ROWS, sample, slot_state, slot_words
+from jaxctx.model.sampling_options import SamplingBatch, row_words
 from tests.jaxctx.model.sampling_reference import (
     OPTIONS,
     ROWS,
@@ -166,7 +159,7 @@ def test_many_rows_have_each_the_state_of_its_slot() -> None:
     words = np.stack([row_words(biased=True, logprobs=True)] * rows)
     slots = np.random.default_rng(8).permutation(rows).astype(np.int32)
     logits = np.zeros((rows, rows), np.float32)
-    sampled, after = sample(jnp.asarray(logits), unpack_rows(words), jnp.asarray(slots), state)
+    sampled, after = sample(jnp.asarray(logits), SamplingBatch(words), jnp.asarray(slots), state)
     assert sampled.tokens.tolist() == slots.tolist()
     assert after.counts[mine, mine].tolist() == [1] * rows
 
@@ -247,34 +240,11 @@ def test_no_logprobs_asked_means_zeros() -> None:
 def test_vocabulary_smaller_than_the_candidates() -> None:
     logits = jnp.array([[0.0, 2.0, 1.0], [0.0, 1.0, 2.0]])
     words = np.stack([row_words(temperature=1.0, top_p=0.5, logprobs=True), row_words(temperature=1.0, top_k=100)])
-    sampled, _ = sample(logits, unpack_rows(jnp.asarray(words)), jnp.array([0, 1]), slot_state(2, 3))
+    sampled, _ = sample(logits, SamplingBatch(jnp.asarray(words)), jnp.array([0, 1]), slot_state(2, 3))
     assert sampled.tokens[0] == 1
     assert 0 <= sampled.tokens[1] < 3
     assert sampled.top_ids[0, :3].tolist() == [1, 2, 0]
     assert (sampled.top_logprobs[0, 3:] == -np.inf).all()
-
-
-def test_packed_rows_unpack_to_what_was_packed() -> None:
-    options = {
-        "temperature": 0.7,
-        "top_k": 12,
-        "top_p": 0.9,
-        "min_p": 0.01,
-        "repetition_penalty": 1.1,
-        "presence_penalty": -0.5,
-        "frequency_penalty": 0.25,
-        "position": 77,
-        "suppress": True,
-        "biased": False,
-        "logprobs": True,
-    }
-    words = row_words(seed=0xDEADBEEF_00C0FFEE, **options)
-    assert words.shape == (ROW_WORDS,)
-    assert words.dtype == np.int32
-    batch = unpack_rows(jnp.asarray(words[None]))
-    for name, value in options.items():
-        np.testing.assert_allclose(getattr(batch, name)[0], value, rtol=1e-6)
-    assert batch.seed[0].tolist() == [0x00C0FFEE, 0xDEADBEEF]
 
 
 def test_stop_ids_and_biases_that_are_no_tokens_are_left_out() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxctx.model.sampling import row_words, sample, slot_state, unpack_rows
-from jaxctx.model.token_sampling import SamplingBatch, draw_tokens
+from jaxctx.model.sampling import sample, slot_state
+from jaxctx.model.sampling_options import SamplingBatch, row_words
+from jaxctx.model.token_sampling import draw_tokens
 from tests.jaxctx.model.sampling_reference import (
     OPTIONS,
     ROWS,
@@ -38,7 +39,7 @@ def test_candidates_and_bisection_draw_the_same(monkeypatch: pytest.MonkeyPatch)
     slots, state = np.arange(ROWS), slot_state(SLOTS, VOCAB)
     usual = [step(*batch, slots, state)[0].tokens.tolist() for batch in batches]
     monkeypatch.setattr("jaxctx.model.token_sampling.CANDIDATES", 1)
-    slow = jax.jit(lambda logits, words: sample(logits, unpack_rows(words), slots, state)[0].tokens)
+    slow = jax.jit(lambda logits, words: sample(logits, SamplingBatch(words), slots, state)[0].tokens)
     assert [slow(*batch).tolist() for batch in batches] == usual
 
 
@@ -105,7 +106,7 @@ def draw(distance: jax.Array, batch: SamplingBatch) -> jax.Array:
 
 def batch_of(rows: list[dict[str, Any]]) -> SamplingBatch:
     """The options of these rows."""
-    return unpack_rows(jnp.asarray(np.stack([row_words(**options) for options in rows])))
+    return SamplingBatch(jnp.asarray(np.stack([row_words(**options) for options in rows])))
 
 
 def distance_of(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:

@@ -27,7 +27,8 @@ from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import StepShape, read_output, write_metadata
 from jaxctx.model.interface import KVSpec, Model, Params
-from jaxctx.model.sampling import TOP_LOGPROBS, row_words
+from jaxctx.model.sampling import TOP_LOGPROBS
+from jaxctx.model.sampling_options import row_words
 from jaxctx_kernels import Segment
 
 WHOLE_STEPS = "whole steps"

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxctx.model.sampling import row_words, sample, slot_state, unpack_rows
+from jaxctx.model.sampling import sample, slot_state
+from jaxctx.model.sampling_options import SamplingBatch, row_words
 
 DRAWS, VOCABULARY = 4096, 16
 
@@ -18,7 +19,7 @@ def draws(logits: np.ndarray, **options: Any) -> np.ndarray:
     words = np.stack([row_words(seed=11, position=position, **options) for position in range(DRAWS)])
     rows = np.broadcast_to(logits, (DRAWS, VOCABULARY)).astype(np.float32)
     slots = np.full(DRAWS, 1, np.int32)
-    sampled, _ = jax.jit(sample)(rows, unpack_rows(words), slots, slot_state(1, VOCABULARY))
+    sampled, _ = jax.jit(sample)(rows, SamplingBatch(words), slots, slot_state(1, VOCABULARY))
     return np.asarray(sampled.tokens)
 
 

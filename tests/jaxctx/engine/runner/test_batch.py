@@ -14,7 +14,7 @@ from jaxctx.engine.core.forward_pass import NO_FORWARD, Sampler
 from jaxctx.engine.runner.batch import write_adapters, write_attention_overrides, write_batch, write_samples
 from jaxctx.engine.runner.step import StepInputs, StepShape, unpack_inputs
 from jaxctx.engine.scheduler.scheduler_output import Batch, ScheduledRequest
-from jaxctx.model.sampling import row_words
+from jaxctx.model.sampling_options import row_words
 from jaxctx.types import GenerateRequest, SamplingParams
 from jaxctx_kernels import metadata_shape
 

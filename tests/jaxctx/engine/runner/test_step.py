@@ -18,7 +18,8 @@ from jaxctx.engine.runner.step import (
     unpack_mask,
     write_metadata,
 )
-from jaxctx.model.sampling import ROW_WORDS, TOP_LOGPROBS
+from jaxctx.model.sampling import TOP_LOGPROBS
+from jaxctx.model.sampling_options import ROW_WORDS
 from jaxctx_kernels import Segment, metadata_shape, unpack_metadata
 
 

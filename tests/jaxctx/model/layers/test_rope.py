@@ -36,6 +36,23 @@ def test_only_the_first_elements_of_a_head_rotate():
     np.testing.assert_array_equal(turned[..., :6], whole)
 
 
+@pytest.mark.parametrize("sizes", [(4, 4, 0), (4, 4, 3), (1, 1, 8)])
+def test_parts_of_a_head_lie_side_by_side_on_a_cpu_as_elsewhere(sizes):
+    rng = np.random.default_rng(0)
+    parts = [jnp.asarray(rng.normal(size=(5, 3, size)), jnp.float32) for size in sizes]
+    on_cpu, elsewhere = rope.side_by_side_on_cpu(*parts), rope.side_by_side(*parts)
+    assert on_cpu.shape == (5, 3, sum(sizes))
+    np.testing.assert_array_equal(on_cpu, elsewhere)
+
+
+def test_what_is_not_finite_stays_where_it_is():
+    """A sum among zeros must not carry it over to other elements."""
+    x = jnp.ones((1, 1, 8)).at[0, 0, 2].set(jnp.nan).at[0, 0, 7].set(jnp.inf)
+    turned = rope.rotate(x, jnp.full((1, 3), 0.6), jnp.full((1, 3), 0.8))
+    finite = np.isfinite(np.asarray(turned[0, 0]))
+    assert finite.tolist() == [True, True, False, True, True, False, True, False]
+
+
 def test_cosines_and_sines_have_the_factor_of_attention():
     positions = jnp.array([0, 3, 1000])
     for plain, scaled in zip(
