@@ -46,8 +46,8 @@ class DeadlineQueue(Generic[T]):
     """Owners by their deadlines. Each owner has at most one; setting it again costs O(log n), however often."""
 
     def __init__(self) -> None:
-        # (deadline, number); an entry is valid if its number has an owner, else it was replaced. The heap has no owners,
-        # so that what was replaced holds none of them in memory until it would have been due.
+        # (deadline, number); an entry is valid if its number has an owner, else it was replaced. There are no owners in
+        # the heap: one that was replaced would be held in memory until it would have been due.
         self._heap: list[tuple[float, int]] = []
         self._numbers: dict[T, int] = {}
         self._owners: dict[int, T] = {}

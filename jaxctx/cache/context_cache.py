@@ -11,17 +11,17 @@ that raises has changed nothing. One thread owns a cache and its contexts.
 """
 
 import builtins
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from jaxctx.cache import audit
 from jaxctx.cache.block_manager import BlockManager, Ready
 from jaxctx.cache.context import Context, OffloadedPage
 from jaxctx.cache.context_table import ContextTable
 from jaxctx.cache.overrides import MAX_SWITCHES, NO_OVERRIDES, switched
 from jaxctx.cache.page_numbers import PageNumbers
 from jaxctx.cache.page_pool import OutOfPages
-from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
+from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens, would_release
 from jaxctx.cache.tiers import Move, MoveKind, PrefixMatch, count_on_device, summarize
 from jaxctx.errors import FailedPrecondition, OutOfRange
 from jaxctx.lifetime import FOREVER, DeadlineQueue, Lifetime
@@ -348,20 +348,29 @@ class ContextCache:
         return self.block_manager.suspend(context)
 
     def victims(self) -> Iterator[Context]:
-        """Contexts that may be suspended: idle, not pinned, holding pages; least recently used first."""
-        for context in list(self.context_table.by_use):
+        """Contexts that may be suspended: idle, not pinned, holding pages; least recently used first.
+
+        None may be suspended, used or closed while they are read.
+        """
+        for context in self.context_table.by_use:
             may_suspend = not (context.busy or context.pinned)
             if may_suspend and (context.committed_pages or context.working):
                 yield context
 
-    def suspendable(self) -> int:
-        """Pages that would become available if all victims were suspended. Walks all contexts if there is a victim."""
-        victims = set(self.victims())
-        if not victims:
-            return 0
-        contexts = self.context_table.by_use
-        others = (context for context in contexts if context not in victims)
-        return audit.count_held_pages(contexts) - audit.count_held_pages(others)
+    def victims_for(self, pages: int) -> builtins.list[Context] | None:
+        """The first victims by whose suspension so many pages become available; None if all victims have too few.
+
+        Changes nothing, and looks at no more contexts, and no more of their pages, than it takes.
+        """
+        chosen: builtins.list[Context] = []
+        released = Counter[PageNode]()
+        available = 0
+        for victim in self.victims():
+            if available >= pages:
+                break
+            chosen.append(victim)
+            available += len(victim.working) + would_release(victim.tail, released)
+        return chosen if available >= pages else None
 
     def clear_cached(self) -> int:
         """Drop every page without holders, in all tiers; returns how many were on the device."""
