@@ -57,6 +57,24 @@ MARKED = {
 }
 
 
+OBJECT = '{"name": "f", "arguments": {"a": "x"}}'
+PIECES = {
+    "hermes": ["<tool_call>", "</tool_call>", OBJECT, "<tool_"],
+    "llama3_json": ["<|python_tag|>", '{"name": "f", "parameters": {"a": 1}}', "; ", "<|py", OBJECT],
+    "mistral": ["[TOOL_CALLS]", "[TOOL", "[ARGS]", "[", "]", ", ", "f", OBJECT],
+    "mistral_named": ["[TOOL_CALLS]", "[TOOL", "[ARGS]", "[AR", "[CALL_ID]", "f", '{"a": 1}'],
+    "granite": ["<|tool_call|>", "<|tool", "[", "]", ", ", OBJECT],
+    "phi4": ["<|tool_call|>", "<|/tool_call|>", "<|/tool", "[", "]", ", ", OBJECT],
+    "functools": ["functools", "functools[", "func", "[", "]", ", ", OBJECT],
+    "olmo3": ["<function_calls>", "</function_calls>", "f(a=1)", "f(", "b=[1]", ")", ",", "<func", "</fun"],
+    "qwen3_coder": [
+        *("<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "</parameter>", "<tool", "1"),
+        *("<fun", "</para", "<parameter=list>", '["</parameter>"]'),
+    ],
+}
+"""What outputs of each format are made of, and what looks like it."""
+
+
 def call(name: str, tool: str, arguments: str) -> str:
     return MARKED[name].format(name=tool, arguments=arguments)
 
@@ -68,6 +86,28 @@ def test_a_call_with_text_around_it(name: str, arguments: str, whole_calls: bool
     text = "Let me < see [TOOL <tool_ <|py" + call(name, "f", arguments) + "Done."
     found = every_split(name, text, whole_calls=whole_calls)
     assert found == Read(text="Let me < see [TOOL <tool_ <|pyDone.", calls=[("f", arguments)], order="tct")
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
+def test_random_texts_are_read_the_same_however_they_are_cut(name: str) -> None:
+    """Also behind a call that is malformed, where a piece may end within the next mark; and nothing is lost."""
+    pieces, calls = [*PIECES[name], "{", "}", '"', "x", " ", "\n", "<", "["], 0
+    for seed in range(300):
+        chooser = random.Random(seed)
+        text = "".join(chooser.choices(pieces, k=chooser.randint(2, 9)))
+        whole_calls, schemas = chooser.random() < 0.5, {"f": {"properties": {"list": {"type": "array"}}}}
+
+        def read(*parts: str, whole_calls: bool = whole_calls, schemas: Any = schemas) -> Read:
+            make = TOOL_CALL_FORMATS[name].parser
+            return parse(make(tool_names=["f"], whole_calls=whole_calls, schemas=schemas), list(parts))
+
+        whole = read(text)
+        place, second = sorted(chooser.randint(0, len(text)) for _ in range(2))
+        assert read(text[:place], text[place:second], text[second:]) == whole, (text, place, second)
+        assert read(*text) == whole, text
+        assert whole.calls or whole.text == text
+        calls += len(whole.calls)
+    assert calls
 
 
 @pytest.mark.parametrize(
