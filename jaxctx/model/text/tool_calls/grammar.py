@@ -15,7 +15,15 @@ from typing import Any, Literal
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import Schema
-from jaxctx.model.text.tool_calls.arguments import ArgumentsSchema, RulesSize, Tool, arguments_schema, check_properties
+from jaxctx.model.text.tool_calls.arguments import (
+    ArgumentsSchema,
+    RulesSize,
+    RulesWork,
+    Tool,
+    arguments_schema,
+    check_properties,
+    is_strict_tool,
+)
 from jaxctx.model.text.tool_calls.element_grammar import ELEMENT_RULES, element_rules
 from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE, PARAMETER
 from jaxctx.model.text.tool_calls.keyword_arguments import KEY
@@ -125,7 +133,9 @@ class GrammarWriter:
         syntax, trigger = self._syntax, self._syntax.trigger
         places = range(len(tools))
         write_arguments = WRITERS[syntax.arguments]
-        schemas = [arguments_schema(tool, is_free or self._strict_only) for tool in tools]
+        # Each kind has its own, so that no other tool keeps a strict one from its rules.
+        work = {True: RulesWork(), False: RulesWork()}
+        schemas = [arguments_schema(tool, is_free or self._strict_only, work[is_strict_tool(tool)]) for tool in tools]
         rules = [rule for place in places for rule in write_arguments(f"arguments_{place}", schemas[place])]
         write_call = self._call_as_json if text is not None and not trigger else self._call
         rules += [f"call_{place}: {write_call(syntax.before_name, place, tools[place])}" for place in places]
