@@ -251,7 +251,7 @@ def property_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
         if schema.get("additionalProperties") is False:
             return [f'{name}: ""']
         return any_keywords(name)
-    keys, size = list(properties), RulesSize()
+    keys, size, required = list(properties), RulesSize(), set(required)
     rules = [f"{name}: {name}_first_0"]
     for place, key in enumerate(keys):
         rules += size.checked([f"{name}_{place}: {quoted(key + '=')} {arguments.json_of(properties[key])}"])

@@ -17,8 +17,9 @@ from jaxctx.model.text.tool_calls import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
-    element_reader,
+    element_values,
 )
+from jaxctx.model.text.tool_calls.call_sink import CallSink
 from tests.tool_call_events import Read, parse
 
 
@@ -402,12 +403,26 @@ def test_a_text_ends_at_the_first_mark(value: str, expected: str) -> None:
 def test_types_of_an_argument_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for each value that a model writes."""
     found: list[Any] = []
-    types_of = element_reader.types_of
-    monkeypatch.setattr(element_reader, "types_of", lambda *given: found.append(given) or types_of(*given))
+    argument_types = CallSink.argument_types
+    monkeypatch.setattr(CallSink, "argument_types", lambda *given: found.append(given) or argument_types(*given))
     text = f"<tool_call><function=f>{element('whole', '5') * 100}{element('text', '5')}</function></tool_call>"
     read = parse(TOOL_CALL_FORMATS["qwen3_coder"].parser(schemas={"f": SCHEMA}), [text])
     assert read.calls == [("f", '{"whole": 5, "text": "5"}')]
     assert len(found) == 2
+
+
+def test_a_schema_that_many_arguments_refer_to_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in several calls: it may list many values, while the server waits."""
+    shared: Any = {"enum": [1] * 100}
+    names = [f"a{place}" for place in range(20)]
+    schema = {"properties": {name: {"$ref": "#/$defs/e"} for name in names}, "$defs": {"e": shared}}
+    own_types, looked = element_values.own_types, list[Any]()
+    monkeypatch.setattr(element_values, "own_types", lambda given: looked.append(given) or own_types(given))
+    written = "".join(element(name, "1") for name in names)
+    text = f"<tool_call><function=f>{written}</function></tool_call>" * 3
+    read = parse(TOOL_CALL_FORMATS["qwen3_coder"].parser(schemas={"f": schema}), [text])
+    assert [json.loads(arguments) for _, arguments in read.calls] == [dict.fromkeys(names, 1)] * 3
+    assert sum(given is shared for given in looked) == 1
 
 
 def test_elements_whose_opening_mark_was_forgotten() -> None:
