@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import LENIENT, STYLE, References, Schema, closed_objects, readable, standalone
+from jaxctx.model.text.tool_calls.optional_properties import check_optional
 from jaxctx.model.text.tool_calls.symbols import json_symbol
 
 MAX_PROPERTIES = 512  # of the arguments of a tool: the rules of more are longer than a grammar may be
@@ -61,9 +62,10 @@ class ArgumentsSchema:
     def json_of(self, value: Any) -> str:
         """A symbol for JSON of a part of the schema, as of a property.
 
-        Raises InvalidArgument naming `tools` if it is too large.
+        Raises InvalidArgument naming `tools` if it is too large, or its objects have too many optional properties.
         """
         part = standalone(value, self.references, self.work.look) if isinstance(value, dict) else {}
+        check_optional(part, References(part), self.work.look)
         document = {"x-guidance": self.options, **part}
         return f"%json {bounded_json(document)}" if "$defs" in part else json_symbol(document)
 

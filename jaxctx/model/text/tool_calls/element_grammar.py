@@ -7,7 +7,7 @@ text      of so many characters, without </parameter>; beside it null, and other
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,13 @@ def property_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
     return [*rules, f'{name}_next_{len(properties)}: ""']
 
 
+def listed_rule(name: str, texts: Sequence[str]) -> str:
+    """A rule for one of these texts and the end of a value. It is one terminal, as each that is in a rule of its own
+    counts where a value begins, and llguidance follows 2000 there.
+    """
+    return f"{name}: ({' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}) {quoted(AFTER_VALUE)}"
+
+
 class ElementWriter:
     """Writes rules for the arguments of one tool. What is found out of a schema is kept: many arguments may refer to
     the same one.
@@ -120,6 +127,7 @@ class ElementWriter:
         self._look = arguments.work.look
         self._types = SchemaTypes(arguments.references, self._look)
         self._texts: dict[tuple[int, bool], Texts] = {}  # by the identity of schemas, and whether they say all
+        self._listed: dict[int, str] = {}  # names of rules for listed texts, by the identity of `Texts`
 
     def rules(self, name: str, key: str, value: Any) -> list[str]:
         """Rules, of which the first has this name, for one argument; `value` is its schema."""
@@ -129,7 +137,10 @@ class ElementWriter:
             return [f"{name}: {before} {self._arguments.json_of(value)} {quoted(AFTER_VALUE)}"]
         texts = self._texts_of(value, types)
         if texts.listed:
-            return [f"{name}: {before} ({' | '.join(quoted(text + AFTER_VALUE) for text in texts.listed)})"]
+            if id(texts) in self._listed:
+                return [f"{name}: {before} {self._listed[id(texts)]}"]
+            listed = self._listed[id(texts)] = f"{name.upper()}_LISTED"
+            return [f"{name}: {before} {listed}", listed_rule(listed, texts.listed)]
         bounds = texts.bounds
         if bounds is None and self._arguments.is_strict:
             raise InvalidArgument.field(

@@ -28,6 +28,7 @@ from jaxctx.model.text.tool_calls.element_grammar import ELEMENT_RULES, element_
 from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE, PARAMETER
 from jaxctx.model.text.tool_calls.keyword_arguments import KEY
 from jaxctx.model.text.tool_calls.marks import split_markers
+from jaxctx.model.text.tool_calls.optional_properties import check_optional
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 from jaxctx.model.text.tool_calls.symbols import ANY_TEXT, alternatives, json_symbol, quoted, sequence
 
@@ -223,8 +224,19 @@ class GrammarWriter:
 
 
 def object_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
-    """The rule of this name, for the arguments of a tool as an object."""
-    return [f"{name}: {json_symbol({**arguments.schema, 'x-guidance': arguments.options})}"]
+    """The rule of this name, for the arguments of a tool as an object.
+
+    A schema whose objects have too many optional properties for llguidance raises InvalidArgument naming `tools` if the
+    tool is strict; any other tool is then held to no schema.
+    """
+    schema: Schema = arguments.schema
+    try:
+        check_optional(schema, arguments.references, arguments.work.look)
+    except InvalidArgument:
+        if arguments.is_strict:
+            raise
+        schema = {"type": "object"}
+    return [f"{name}: {json_symbol({**schema, 'x-guidance': arguments.options})}"]
 
 
 def keyword_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
@@ -254,11 +266,11 @@ def property_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
     keys, size, required = list(properties), RulesSize(), set(required)
     rules = [f"{name}: {name}_first_0"]
     for place, key in enumerate(keys):
-        rules += size.checked([f"{name}_{place}: {quoted(key + '=')} {arguments.json_of(properties[key])}"])
-        for state, before in (("first", ""), ("next", '", "')):
-            written = sequence(before, f"{name}_{place}", f"{name}_next_{place + 1}")
+        rules += size.checked([f"{name}_{place}: {arguments.json_of(properties[key])} {name}_next_{place + 1}"])
+        # Where all are optional, any may be next. With a rule for the name too, llguidance could not follow so many.
+        for state, before in (("first", ""), ("next", ", ")):
             left_out = "" if key in required else f" | {name}_{state}_{place + 1}"
-            rules.append(f"{name}_{state}_{place}: {written}{left_out}")
+            rules.append(f"{name}_{state}_{place}: {quoted(f'{before}{key}=')} {name}_{place}{left_out}")
     return [*rules, *(f'{name}_{state}_{len(keys)}: ""' for state in ("first", "next"))]
 
 

@@ -143,6 +143,18 @@ def test_values_beside_each_other(schema: Any, accepted: list[Any], refused: lis
             assert read(parameters, text) == {"x": value}
 
 
+def test_many_values_are_one_terminal() -> None:
+    """llguidance follows 2000 rules where a value begins: of more values, none could be written."""
+    values = [f"v{place}" for place in range(4000)]
+    names = {name: {"$ref": "#/$defs/e", "title": name} for name in ("a", "b")}
+    grammar = grammar_of({"properties": names, "$defs": {"e": {"enum": values}}})
+    assert grammar.count('"v3999"') == 1  # for both arguments
+    for text in ({"a": "v3999", "b": "v0"}, {"b": "v39"}):
+        assert accepts(PLAIN[0], grammar, called(elements(json.dumps(text))))
+    for text in ({"a": "v4000"}, {"b": "v"}, {"a": ""}):
+        assert not accepts(PLAIN[0], grammar, called(elements(json.dumps(text))))
+
+
 TREE = {
     "properties": {"name": TEXT, "children": {"type": "array", "items": {"$ref": "#"}}},
     "required": ["name", "children"],
