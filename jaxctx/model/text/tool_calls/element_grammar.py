@@ -232,9 +232,12 @@ class ElementWriter:
         says_more = not (choices.is_exact and len(texts) == 1 and texts[0].keys() <= TEXT_KEYS)
         if len(texts) != 1 or (self._arguments.is_strict and says_more):
             return None
+        bounds = bounds_of(texts[0])
         if types is None:
-            return bounds_of(texts[0]) if len(choices.schemas) == 1 and "type" not in texts[0] else None
-        return bounds_of(texts[0]) if types <= READ_AS_TEXTS else None
+            # Any value fits, and quotes and lists are read as such: a bound of texts says nothing of what is written.
+            is_any = len(choices.schemas) == 1 and "type" not in texts[0] and bounds == ANY_BOUNDS
+            return bounds if is_any else None
+        return bounds if types <= READ_AS_TEXTS else None
 
     def _may_be_text(self, schema: Schema) -> bool:
         """Whether a schema allows texts, and does not list them."""

@@ -155,6 +155,20 @@ def test_many_values_are_one_terminal() -> None:
         assert not accepts(PLAIN[0], grammar, called(elements(json.dumps(text))))
 
 
+@pytest.mark.parametrize("schema", [{"minLength": 3}, {"maxLength": 2}, {"$ref": "#/$defs/bounded"}])
+def test_a_bound_of_texts_where_any_value_fits(schema: Any) -> None:
+    """A value in quotes is read without them, so that no length of what is written holds the text to the bound."""
+    parameters = {"properties": {"x": schema}, "$defs": {"bounded": {"title": "B", "minLength": 1}}}
+    with pytest.raises(InvalidArgument) as raised:
+        grammar_of(parameters)
+    assert [violation.field for violation in raised.value.violations] == ["tools"]
+    grammar = grammar_of(parameters, is_strict=False)
+    for written in ('"a"', "ab", "abc", "[1, 2, 3]", "", "5"):
+        assert accepts(PLAIN[0], grammar, called(f"<parameter=x>\n{written}\n</parameter>\n"))
+    unbounded = grammar_of({"properties": {"x": {"minLength": 0, "title": "X"}}})
+    assert accepts(PLAIN[0], unbounded, called('<parameter=x>\n"a"\n</parameter>\n'))
+
+
 TREE = {
     "properties": {"name": TEXT, "children": {"type": "array", "items": {"$ref": "#"}}},
     "required": ["name", "children"],
