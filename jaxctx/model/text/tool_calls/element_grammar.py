@@ -33,6 +33,7 @@ ELEMENT_RULES = [
     f"ELEMENT_TEXT: {ANY_TEXT}",
     f"any_element: {quoted(PARAMETER)} /[^<>\\n]{{1,256}}/ {quoted('>' + chr(10))} element_text",
 ]
+ANY_VALUE: Schema = {}  # one, as what is found of schemas is kept by their identity
 READ_AS_TEXTS = frozenset(("string", "boolean", "integer", "number", "null"))  # beside texts, but for null itself
 UNION_KEYS = ANNOTATIONS | {"anyOf", "oneOf", "$ref"}
 LISTING_KEYS = ANNOTATIONS | {"type", "enum", "const"}
@@ -175,7 +176,7 @@ class ElementWriter:
         while waiting:
             each = waiting.pop()
             if each is True:
-                each = {}
+                each = ANY_VALUE
             if not isinstance(each, dict) or len(seen) == MAX_SCHEMAS:
                 return Choices([], is_exact=False)  # there are others, of which nothing is known
             if id(each) in seen:
