@@ -74,6 +74,10 @@ class ContextCache:
         """The context is used now, see `ContextTable.mark_used`."""
         self.context_table.mark_used(context)
 
+    def pin(self, context: Context, pinned: bool) -> None:
+        """Pin or unpin a context, see `ContextTable.pin`."""
+        self.context_table.pin(context, pinned)
+
     def set_lifetime(self, context: Context, lifetime: Lifetime) -> None:
         """Give the context another lifetime."""
         self.context_table.set_lifetime(context, lifetime)
@@ -165,7 +169,7 @@ class ContextCache:
         # A new namespace each time, in which no page of an earlier publication can be cached.
         identity = replace(context.identity, namespace=PUBLISHED + self._new_id())
         publication = self.create(identity, tenant=tenant, context_id=publication_id)
-        publication.pinned = True
+        self.pin(publication, True)
         committed = context.page_table().tolist()[: context.committed_pages]
         self.block_manager.tiers.copy(committed, pages)
         index = self.block_manager.index
@@ -253,6 +257,7 @@ class ContextCache:
         path = self.block_manager.lookup_index(context, context.length if tokens is None else tokens)
         path = path[: count_on_device(path)]
         if path:
+            self.context_table.note_pages(context)
             self.block_manager.attach_prefix(context, path)
             publication = self.publications.get(path[0].owner)
             if publication is not None:
@@ -261,6 +266,7 @@ class ContextCache:
 
     def restore(self, context: Context, limit: int, ready: Ready, tokens: int | None = None) -> int:
         """Load up to `limit` of the context's next pages from other tiers; see `BlockManager.restore`."""
+        self.context_table.note_pages(context)
         return self.block_manager.restore(context, limit, ready, tokens)
 
     def offload(self, context: Context, computed: int, committed: int) -> builtins.list[tuple[int, int]]:
@@ -311,6 +317,7 @@ class ContextCache:
         context.raise_if_suspended()
         missing = self.block_manager.pages_for(context.working_tokens + tokens) - len(context.working)
         if missing > 0:
+            self.context_table.note_pages(context)
             self.block_manager.add_working(context, missing)
 
     def mark_computed(self, context: Context, tokens: int, *, hold: bool = False) -> int:
@@ -344,7 +351,7 @@ class ContextCache:
         context.raise_if_closed()
         if context.suspended:
             return 0
-        del self.context_table.by_use[context]
+        self.context_table.by_use.pop(context, None)
         return self.block_manager.suspend(context)
 
     def victims(self) -> Iterator[Context]:
@@ -353,23 +360,27 @@ class ContextCache:
         None may be suspended, used or closed while they are read.
         """
         for context in self.context_table.by_use:
-            may_suspend = not (context.busy or context.pinned)
-            if may_suspend and (context.committed_pages or context.working):
+            if not (context.busy or context.pinned) and context.holds_pages:
                 yield context
 
     def victims_for(self, pages: int) -> builtins.list[Context] | None:
         """The first victims by whose suspension so many pages become available; None if all victims have too few.
 
-        Changes nothing, and looks at no more contexts, and no more of their pages, than it takes.
+        Suspends none, and looks at no more contexts, and no more of their pages, than it takes.
         """
         chosen: builtins.list[Context] = []
+        empty: builtins.list[Context] = []
         released = Counter[PageNode]()
         available = 0
-        for victim in self.victims():
+        for context in self.context_table.by_use:
             if available >= pages:
                 break
-            chosen.append(victim)
-            available += len(victim.working) + would_release(victim.tail, released)
+            if not context.holds_pages:
+                empty.append(context)
+            elif not (context.busy or context.pinned):
+                chosen.append(context)
+                available += len(context.working) + would_release(context.tail, released)
+        self.context_table.skip_in_order(empty)
         return chosen if available >= pages else None
 
     def clear_cached(self) -> int:

@@ -22,7 +22,8 @@ from .invariants import check
 def test_fork_shares_pages_and_copies_the_partial_one():
     cache = new_cache()
     parent = filled(cache, TOKENS, tenant="t")
-    parent.labels, parent.priority, parent.pinned = {"a": "b"}, 3, True
+    parent.labels, parent.priority = {"a": "b"}, 3
+    cache.pin(parent, True)
     child = cache.fork(parent)
     assert used(cache) == 63 + 1
     assert child.page_table()[:62].tolist() == parent.page_table()[:62].tolist()
@@ -213,7 +214,7 @@ def test_what_a_suspended_context_can_do_without_pages():
 def test_victims_are_idle_unpinned_and_least_recently_used_first():
     cache = new_cache()
     a, b, c, d, e = (filled(cache, [n] * 20) for n in range(5))
-    c.pinned = True
+    cache.pin(c, True)
     cache.create(IDENTITY)
     d.busy = True
     assert [*cache.victims()] == [a, b, e]
@@ -264,6 +265,28 @@ def test_finding_victims_looks_at_no_more_than_it_takes():
     cache.context_table.by_use = Table(cache.context_table.by_use)
     assert cache.victims_for(15) == contexts[:2]
     assert looked_at == contexts[:3]
+
+
+def test_contexts_without_pages_are_looked_at_once():
+    """There may be any number of them. They are victims again when they have pages."""
+    cache = new_cache()
+    empty = [cache.create(IDENTITY) for _ in range(5)]
+    holding = [filled(cache, [n] * 20) for n in range(2)]
+    assert cache.victims_for(1) == holding[:1]
+    assert [*cache.context_table.by_use] == holding
+    first, second, third, fourth, fifth = empty
+    fill(cache, first, [7] * 20)
+    page_control.reserve(cache, second, 1)
+    cache.append(third, [0] * 20)
+    assert cache.match(third) == 16
+    cache.touch(fourth)
+    assert [*cache.context_table.by_use] == [*holding, first, second, third, fourth]
+    assert cache.victims_for(99) is None
+    assert [*cache.context_table.by_use] == [*holding, first, second, third]
+    for context in (fourth, fifth):
+        assert cache.suspend(context) == 0
+        cache.close(context)
+    check(cache)
 
 
 def test_a_closed_context_is_gone():

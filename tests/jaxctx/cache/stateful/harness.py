@@ -89,6 +89,7 @@ class Harness:
         refused = self.refused
         full = chosen is None or self.operations % self.setup.every == 0
         before = {e.context: e.context.page_table().tolist() for e in contexts if e is not chosen} if full else {}
+        was_empty = chosen is not None and not (chosen.committed or chosen.working)
         if name == "create" and len(contexts) < MAX_CONTEXTS:
             self.create(a, b)
         elif name == "create":
@@ -102,6 +103,8 @@ class Harness:
             self.fork(chosen, 2)
         elif chosen is not None:
             getattr(self, name)(chosen, b)
+        if was_empty and chosen in contexts and (chosen.committed or chosen.working):
+            self.oracle.use(chosen)  # its first pages count as a use, but not for its lifetime
         self.device.now += 1
         self.settle_moves()
         self.oracle.recount()
@@ -151,7 +154,7 @@ class Harness:
     def enter(self, identity: Identity, manual: bool, b: int) -> Expected:
         pinned = b % 7 == 0
         context = self.cache.create(identity, manual_commit=manual, tenant=f"t{b % 2}")
-        context.pinned = pinned
+        self.cache.pin(context, pinned)
         root, group = self.oracle.keys.root(identity), replace(identity, namespace="")
         self.oracle.contexts.append(Expected(context, root, group, manual, pinned, adapter=identity.adapter))
         return self.oracle.contexts[-1]
