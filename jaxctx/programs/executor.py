@@ -54,7 +54,7 @@ class Executor:
         """
         self._clock = clock
         self._prefix_ttl = Ttl(prefix_timeout_s, sliding=True)
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], str] = {}  # contexts that were given up, and whose they are
 
     async def run(self, task: Task, engine: EngineHandle) -> None:
         """Generate the task's output into its variable, which is not set here. Raises the engine's errors."""
@@ -186,15 +186,16 @@ class Executor:
             prefix = call.prefix if call.tokens_in_context else ""
             self._close_later(context, Caller(call.tenant), prefix)
 
-    async def wait_until_released(self) -> None:
-        """Return when all contexts that were given up are closed."""
-        if self._closing:
-            await asyncio.wait(self._closing)
+    async def wait_until_released(self, tenant: str) -> None:
+        """Return when all contexts of the tenant that were given up are closed."""
+        closing = [task for task, owner in self._closing.items() if owner == tenant]
+        if closing:
+            await asyncio.wait(closing)
 
     def _close_later(self, context: CallContext, caller: Caller, prefix: str) -> asyncio.Task[None]:
         closing = asyncio.create_task(self._close_or_keep(context, caller, prefix))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._closing[closing] = caller.tenant
+        closing.add_done_callback(self._closing.pop)
         return closing
 
     async def _close_or_keep(self, context: CallContext, caller: Caller, prefix: str) -> None:

@@ -53,12 +53,12 @@ async def test_a_context_that_cannot_become_a_prefix_s_is_closed(failing: str) -
     prefix = "You never guess. " * 8
     engine.failing, engine.failure = failing, Internal("a defect")
     await ask(session, call(session, prefix + "{{o}}", o=output("o"))["o"])
-    await harness.programs.executor.wait_until_released()
+    await harness.programs.executor.wait_until_released("t")
     assert engine.contexts == {}
     assert harness.nodes[0].prefixes == {}
     engine.failure = None
     await ask(session, call(session, prefix + "{{o}}", o=output("o"))["o"])
-    await harness.programs.executor.wait_until_released()
+    await harness.programs.executor.wait_until_released("t")
     assert len(engine.contexts) == 1
 
 
@@ -67,7 +67,7 @@ async def test_no_prefix_is_kept_if_so_set() -> None:
     harness = ProgramsHarness(engine, prefix_timeout_s=0.0)
     session = harness.session()
     await ask(session, call(session, "You never guess. " * 8 + "{{o}}", o=output("o"))["o"])
-    await harness.programs.executor.wait_until_released()
+    await harness.programs.executor.wait_until_released("t")
     assert engine.contexts == {}
 
 
@@ -92,7 +92,7 @@ async def test_a_context_whose_making_was_cut_short_is_closed() -> None:
     with pytest.raises(Cancelled):
         await asking
     await run_event_loop()
-    await harness.programs.executor.wait_until_released()
+    await harness.programs.executor.wait_until_released("t")
     assert engine.contexts == {}
 
 
