@@ -37,7 +37,7 @@ class Mutation:
         monkeypatch.setattr(self.owner, self.method, namespace[self.method])
 
 
-def is_caught(mutation: Mutation | None, seeds: int = 60) -> bool:
+def is_caught(mutation: Mutation | None, seeds: int = 240) -> bool:
     """Whether any of `seeds` short runs of random operations fails, in pools and tiers that are soon full."""
     for seed in range(seeds):
         pages, page_size, (host, disk) = (8, 5, 16, 3)[seed % 4], (1, 2, 3)[seed % 3], TIERS[seed % len(TIERS)]
