@@ -46,30 +46,34 @@ class DeadlineQueue(Generic[T]):
     """Owners by their deadlines. Each owner has at most one; setting it again costs O(log n), however often."""
 
     def __init__(self) -> None:
-        # (deadline, number, owner); an entry is valid if its number is the owner's in `_numbers`, else it was replaced.
-        self._heap: list[tuple[float, int, T]] = []
+        # (deadline, number); an entry is valid if its number has an owner, else it was replaced. There are no owners in
+        # the heap: one that was replaced would be held in memory until it would have been due.
+        self._heap: list[tuple[float, int]] = []
         self._numbers: dict[T, int] = {}
+        self._owners: dict[int, T] = {}
         self._count = itertools.count()
 
     def set(self, owner: T, at: float | None) -> None:
         """Replace the owner's deadline; None: it has none any more."""
-        self._numbers.pop(owner, None)
+        if owner in self._numbers:
+            del self._owners[self._numbers.pop(owner)]
         if at is None:
             return
         number = self._numbers[owner] = next(self._count)
-        heapq.heappush(self._heap, (at, number, owner))
-        if len(self._heap) > 2 * len(self._numbers) + 64:
-            self._heap = [alarm for alarm in self._heap if self._numbers.get(alarm[2]) == alarm[1]]
+        self._owners[number] = owner
+        heapq.heappush(self._heap, (at, number))
+        if len(self._heap) > 2 * len(self._owners) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] in self._owners]
             heapq.heapify(self._heap)
 
     def due(self, now: float) -> list[T]:
         """The owners whose deadline has passed, in the order of deadlines; their deadlines are removed."""
         owners: list[T] = []
         while self._heap and self._heap[0][0] <= now:
-            _, number, owner = heapq.heappop(self._heap)
-            if self._numbers.get(owner) == number:
-                del self._numbers[owner]
-                owners.append(owner)
+            _, number = heapq.heappop(self._heap)
+            if number in self._owners:
+                owners.append(self._owners.pop(number))
+                del self._numbers[owners[-1]]
         return owners
 
     @property

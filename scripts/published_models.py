@@ -387,6 +387,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
         "num_attention_heads": 32,
         "num_hidden_layers": 32,
         "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-6,
         "rope_theta": 500000,
         "vocab_size": 100352,
     },
@@ -401,6 +402,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
         "num_attention_heads": 32,
         "num_hidden_layers": 32,
         "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-6,
         "rope_scaling": {
             "attention_factor": 1.2079441541679836,
             "beta_fast": 32.0,
@@ -428,6 +430,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 36,
         "num_key_value_heads": 4,
         "pretraining_tp": 2,
+        "rms_norm_eps": 1e-6,
         "rope_theta": 5000000.0,
         "sliding_window": None,
         "tie_word_embeddings": True,

@@ -99,6 +99,11 @@ class Context:
         return len(self.working)
 
     @property
+    def holds_pages(self) -> bool:
+        """Whether it holds any."""
+        return bool(self.working or self.committed_pages)
+
+    @property
     def seq_len(self) -> int:
         """Tokens with KV: `committed_pages * page_size + working_tokens`."""
         return self.committed_pages * self.page_size + self.working_tokens

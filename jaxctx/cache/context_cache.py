@@ -11,17 +11,17 @@ that raises has changed nothing. One thread owns a cache and its contexts.
 """
 
 import builtins
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from jaxctx.cache import audit
 from jaxctx.cache.block_manager import BlockManager, Ready
 from jaxctx.cache.context import Context, OffloadedPage
 from jaxctx.cache.context_table import ContextTable
 from jaxctx.cache.overrides import MAX_SWITCHES, NO_OVERRIDES, switched
 from jaxctx.cache.page_numbers import PageNumbers
 from jaxctx.cache.page_pool import OutOfPages
-from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens
+from jaxctx.cache.prefix_index import TOKEN_BYTES, Identity, PageNode, TokenIds, encode_tokens, would_release
 from jaxctx.cache.tiers import Move, MoveKind, PrefixMatch, count_on_device, summarize
 from jaxctx.errors import FailedPrecondition, OutOfRange
 from jaxctx.lifetime import FOREVER, DeadlineQueue, Lifetime
@@ -73,6 +73,10 @@ class ContextCache:
     def touch(self, context: Context) -> None:
         """The context is used now, see `ContextTable.mark_used`."""
         self.context_table.mark_used(context)
+
+    def pin(self, context: Context, pinned: bool) -> None:
+        """Pin or unpin a context, see `ContextTable.pin`."""
+        self.context_table.pin(context, pinned)
 
     def set_lifetime(self, context: Context, lifetime: Lifetime) -> None:
         """Give the context another lifetime."""
@@ -165,7 +169,7 @@ class ContextCache:
         # A new namespace each time, in which no page of an earlier publication can be cached.
         identity = replace(context.identity, namespace=PUBLISHED + self._new_id())
         publication = self.create(identity, tenant=tenant, context_id=publication_id)
-        publication.pinned = True
+        self.pin(publication, True)
         committed = context.page_table().tolist()[: context.committed_pages]
         self.block_manager.tiers.copy(committed, pages)
         index = self.block_manager.index
@@ -253,6 +257,7 @@ class ContextCache:
         path = self.block_manager.lookup_index(context, context.length if tokens is None else tokens)
         path = path[: count_on_device(path)]
         if path:
+            self.context_table.note_pages(context)
             self.block_manager.attach_prefix(context, path)
             publication = self.publications.get(path[0].owner)
             if publication is not None:
@@ -261,6 +266,7 @@ class ContextCache:
 
     def restore(self, context: Context, limit: int, ready: Ready, tokens: int | None = None) -> int:
         """Load up to `limit` of the context's next pages from other tiers; see `BlockManager.restore`."""
+        self.context_table.note_pages(context)
         return self.block_manager.restore(context, limit, ready, tokens)
 
     def offload(self, context: Context, computed: int, committed: int) -> builtins.list[tuple[int, int]]:
@@ -311,6 +317,7 @@ class ContextCache:
         context.raise_if_suspended()
         missing = self.block_manager.pages_for(context.working_tokens + tokens) - len(context.working)
         if missing > 0:
+            self.context_table.note_pages(context)
             self.block_manager.add_working(context, missing)
 
     def mark_computed(self, context: Context, tokens: int, *, hold: bool = False) -> int:
@@ -344,24 +351,37 @@ class ContextCache:
         context.raise_if_closed()
         if context.suspended:
             return 0
-        del self.context_table.by_use[context]
+        self.context_table.by_use.pop(context, None)
         return self.block_manager.suspend(context)
 
     def victims(self) -> Iterator[Context]:
-        """Contexts that may be suspended: idle, not pinned, holding pages; least recently used first."""
-        for context in list(self.context_table.by_use):
-            may_suspend = not (context.busy or context.pinned)
-            if may_suspend and (context.committed_pages or context.working):
+        """Contexts that may be suspended: idle, not pinned, holding pages; least recently used first.
+
+        None may be suspended, used or closed while they are read.
+        """
+        for context in self.context_table.by_use:
+            if not (context.busy or context.pinned) and context.holds_pages:
                 yield context
 
-    def suspendable(self) -> int:
-        """Pages that would become available if all victims were suspended. Walks all contexts if there is a victim."""
-        victims = set(self.victims())
-        if not victims:
-            return 0
-        contexts = self.context_table.by_use
-        others = (context for context in contexts if context not in victims)
-        return audit.count_held_pages(contexts) - audit.count_held_pages(others)
+    def victims_for(self, pages: int) -> builtins.list[Context] | None:
+        """The first victims by whose suspension so many pages become available; None if all victims have too few.
+
+        Suspends none, and looks at no more contexts, and no more of their pages, than it takes.
+        """
+        chosen: builtins.list[Context] = []
+        empty: builtins.list[Context] = []
+        released = Counter[PageNode]()
+        available = 0
+        for context in self.context_table.by_use:
+            if available >= pages:
+                break
+            if not context.holds_pages:
+                empty.append(context)
+            elif not (context.busy or context.pinned):
+                chosen.append(context)
+                available += len(context.working) + would_release(context.tail, released)
+        self.context_table.skip_in_order(empty)
+        return chosen if available >= pages else None
 
     def clear_cached(self) -> int:
         """Drop every page without holders, in all tiers; returns how many were on the device."""

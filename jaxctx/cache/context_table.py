@@ -7,7 +7,7 @@ owner of the cache closes it soon after (`lifetimes`). Called by `context_cache`
 import builtins
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from jaxctx.cache.context import Context
 from jaxctx.errors import AlreadyExists, NotFound
@@ -29,7 +29,10 @@ class ContextTable:
         self._new_id = new_id
         self._contexts: dict[tuple[str, str], Context] = {}  # by tenant and id
         self._ids: dict[str, builtins.list[str]] = {}  # of each tenant, sorted
-        self.by_use: OrderedDict[Context, None] = OrderedDict()  # not suspended ones, least recently used first
+        # Not suspended ones, least recently used first. Those without pages may be missing, see `skip_in_order`.
+        self.by_use: OrderedDict[Context, None] = OrderedDict()
+        self._namespaces: dict[str, dict[Context, None]] = {}  # those of each namespace
+        self._pinned: dict[str, dict[Context, None]] = {}  # the pinned ones of each tenant
         self._expired: dict[str, OrderedDict[str, None]] = {}  # ids of each tenant's expired contexts, oldest first
         self.lifetimes: DeadlineQueue[Context] = DeadlineQueue()
 
@@ -54,6 +57,7 @@ class ContextTable:
     def add(self, context: Context) -> None:
         """Add a new context, whose id is unused. It counts as used now."""
         self._contexts[context.tenant, context.id] = context
+        self._namespaces.setdefault(context.identity.namespace, {})[context] = None
         insort(self._ids.setdefault(context.tenant, []), context.id)
         if context.tenant in self._expired:
             self._expired[context.tenant].pop(context.id, None)
@@ -63,6 +67,8 @@ class ContextTable:
     def remove(self, context: Context) -> None:
         """Remove a closed context. If its lifetime had ended, its id is remembered as expired for a while."""
         self.by_use.pop(context, None)
+        _discard(self._namespaces, context.identity.namespace, context)
+        _discard(self._pinned, context.tenant, context)
         self.lifetimes.set(context, None)
         del self._contexts[context.tenant, context.id]
         ids = self._ids[context.tenant]
@@ -106,6 +112,36 @@ class ContextTable:
             listed.append(context)
         return listed
 
+    def in_namespace(self, namespace: str) -> Iterable[Context]:
+        """The contexts of a namespace."""
+        return self._namespaces.get(namespace, ())
+
+    def pinned(self, tenant: str) -> Iterable[Context]:
+        """The pinned contexts of a tenant."""
+        return self._pinned.get(tenant, ())
+
+    def pin(self, context: Context, pinned: bool) -> None:
+        """Pin or unpin a context: a pinned one is never suspended under memory pressure."""
+        context.pinned = pinned
+        if pinned:
+            self._pinned.setdefault(context.tenant, {})[context] = None
+        else:
+            _discard(self._pinned, context.tenant, context)
+
+    def skip_in_order(self, contexts: Iterable[Context]) -> None:
+        """Take contexts without pages out of the order of use, so that nobody looks at them twice.
+
+        There may be many more of them than pages. They are back when they take some (`note_pages`), or are used.
+        """
+        for context in contexts:
+            del self.by_use[context]
+
+    def note_pages(self, context: Context) -> None:
+        """The context takes pages, if it is not suspended. If it holds none yet, it is the last in the order of use."""
+        if not (context.suspended or context.holds_pages):
+            self.by_use[context] = None
+            self.by_use.move_to_end(context)
+
     def mark_used(self, context: Context) -> None:
         """The context is used now: it moves to the end of the order of use, and a sliding lifetime starts again.
 
@@ -124,3 +160,11 @@ class ContextTable:
         context.raise_if_closed()
         context.lifetime = lifetime
         self.lifetimes.set(context, lifetime.at)
+
+
+def _discard(groups: dict[str, dict[Context, None]], key: str, context: Context) -> None:
+    """Take the context out of a group, if it is there, and the group away if nothing is left."""
+    group = groups.get(key, {})
+    group.pop(context, None)
+    if not group:
+        groups.pop(key, None)

@@ -79,6 +79,7 @@ def reserve(cache: ContextCache, context: Context, pages: int) -> None:
         matched = cache.peek(context).unheld  # cached pages that the match will hold
         cache.block_manager.raise_if_unavailable(pages + matched)
         cache.match(context)
+    cache.context_table.note_pages(context)
     cache.block_manager.add_working(context, pages)
 
 

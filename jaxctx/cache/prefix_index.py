@@ -23,7 +23,7 @@ publication share nothing that follows it.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -242,6 +242,21 @@ class PrefixIndex:
         node, _ = self._cached.popitem(last=False)
         page, node.page = node.page, NOWHERE
         return node, page
+
+
+def would_release(node: PageNode, released: Counter[PageNode]) -> int:
+    """What `PrefixIndex.release` would return, after it was called for other nodes.
+
+    `released` counts the holders that each node has lost by then.
+    """
+    cached = 0
+    while node.parent is not None:
+        released[node] += 1
+        if released[node] < node.holders:
+            break
+        cached += 1
+        node = node.parent
+    return cached
 
 
 def _without_namespace(root: PageNode) -> Identity:

@@ -27,6 +27,7 @@ from jaxctx.engine.core.step_loop import StepLoop
 from jaxctx.engine.grammar.compiler import GrammarCompiler, PreparedMatcher
 from jaxctx.engine.grammar.token_rules import has_token_rules
 from jaxctx.engine.interface import Caller, Engine
+from jaxctx.engine.page_waits import PageWaits, timed
 from jaxctx.engine.runner.background_compiler import BackgroundCompiler
 from jaxctx.engine.snapshots.service import SnapshotService
 from jaxctx.engine.snapshots.store_calls import complete_or_undo
@@ -43,7 +44,7 @@ from jaxctx.types import (
 )
 
 STATS_TIMEOUT_S = 1.0  # after which `stats` answers with what it knew last
-RETRY_S = 0.01  # how often a waiting reserve_pages or fork asks again, and a drain looks
+DRAIN_LOOK_S = 0.01  # how often a drain looks
 FORK_WAIT_S = 10.0  # for pages of forks
 ANSWER_S = 0.05  # before a deadline, for the answer
 
@@ -78,6 +79,7 @@ class LocalEngine(Engine):
         self._adapter_loader = None
         if adapters is not None:
             self._adapter_loader = AdapterLoader(adapters.model, adapters.mesh, core.runner, core.adapters, self.loop)
+        self._page_waits = PageWaits(core.deps.clock)
         self._background_compiler = BackgroundCompiler(core.runner)
         self._contexts = core.contexts
         self._lifecycle = core.lifecycle
@@ -179,13 +181,12 @@ class LocalEngine(Engine):
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> types.ContextInfo:
         """Asks again until shortly before the caller's deadline."""
         while True:
-            info = await self.loop.call(self._contexts.reserve_pages, caller, context_id, pages)
+            info, took_s = await self.loop.call(timed, self._contexts.reserve_pages, caller, context_id, pages)
             if info is not None:
                 return info
-            if caller.deadline is None or self._deps.clock() > caller.deadline - ANSWER_S:
+            if caller.deadline is None or not await self._page_waits.again(took_s, caller.deadline - ANSWER_S):
                 message = f"{pages} pages are not available now; none was taken"
                 raise ResourceExhausted(message, reason="OUT_OF_PAGES", retry_after_s=1.0)
-            await asyncio.sleep(RETRY_S)
 
     async def update(self, caller: Caller, context_id: str, request: UpdateContextRequest) -> types.ContextInfo:
         return await self.loop.call(self._contexts.update, caller, context_id, request)
@@ -334,14 +335,12 @@ class LocalEngine(Engine):
             give_up_at = min(give_up_at, caller.deadline - ANSWER_S)
         while True:
             others_run = generation.needs_forks and await self.loop.call(self.core.has_requests)
-            try:
-                await self.loop.call(generation.start)
+            error, took_s = await self.loop.call(timed, generation.start_if_possible)
+            if error is None:
                 return
-            except ResourceExhausted as error:
-                may_wait = others_run and generation.needs_forks and self._deps.clock() < give_up_at
-                if error.reason != "OUT_OF_PAGES" or not may_wait:
-                    raise
-            await asyncio.sleep(RETRY_S)
+            may_wait = others_run and generation.needs_forks and error.reason == "OUT_OF_PAGES"
+            if not may_wait or not await self._page_waits.again(took_s, give_up_at):
+                raise error
 
     def _token_ids(self, tokens: Sequence[int]) -> np.ndarray:
         """As int32. Raises InvalidArgument for an id beyond the vocabulary: JAX would take it for another token."""
@@ -362,7 +361,7 @@ class LocalEngine(Engine):
     async def drain(self) -> None:
         await self.loop.call(self.core.begin_draining)
         while await self.loop.call(self.core.has_requests) or self.snapshot_service.is_saving:
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(DRAIN_LOOK_S)
 
     async def failure(self) -> str:
         return await asyncio.shield(asyncio.wrap_future(self.loop.failure))
@@ -479,6 +478,14 @@ class _Generation:
                 self._caller, self._request, context_id, index, self.stream, self._resumed, prepared
             )
             self._running.append(request)
+
+    def start_if_possible(self) -> ResourceExhausted | None:
+        """The same, but returns the error where something is short."""
+        try:
+            self.start()
+        except ResourceExhausted as error:
+            return error
+        return None
 
     def abandon(self) -> None:
         """On the step thread: the reader left or one output failed. Nobody may know the ids of the forks."""

@@ -37,6 +37,7 @@ from jaxctx.types import (
 
 PREFIX_TIMEOUT_S = 600.0  # after the last use of a constant prefix
 CLOSE_TIMEOUT_S = 10.0
+CLOSE_AGAIN_S = (15.0, 30.0, 60.0, 120.0, 240.0, 480.0)  # pauses before a context that could not be closed is again
 MAX_TTL_S = 315_576_000.0  # the longest that an engine lets a context live, or a caller a task take
 MAX_PREFIXES = 256  # kept on an engine
 MAX_TENANT_PREFIXES = 32  # of them, of one tenant: each is a context, and counts for its quota
@@ -54,7 +55,8 @@ class Executor:
         """
         self._clock = clock
         self._prefix_ttl = Ttl(prefix_timeout_s, sliding=True)
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], str] = {}  # contexts that were given up, and whose they are
+        self._closing_again: set[asyncio.Task[None]] = set()  # those of engines that did not answer
 
     async def run(self, task: Task, engine: EngineHandle) -> None:
         """Generate the task's output into its variable, which is not set here. Raises the engine's errors."""
@@ -186,15 +188,16 @@ class Executor:
             prefix = call.prefix if call.tokens_in_context else ""
             self._close_later(context, Caller(call.tenant), prefix)
 
-    async def wait_until_released(self) -> None:
-        """Return when all contexts that were given up are closed."""
-        if self._closing:
-            await asyncio.wait(self._closing)
+    async def wait_until_released(self, tenant: str) -> None:
+        """Return when all contexts of the tenant that were given up are closed."""
+        closing = [task for task, owner in self._closing.items() if owner == tenant]
+        if closing:
+            await asyncio.wait(closing)
 
     def _close_later(self, context: CallContext, caller: Caller, prefix: str) -> asyncio.Task[None]:
         closing = asyncio.create_task(self._close_or_keep(context, caller, prefix))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._closing[closing] = caller.tenant
+        closing.add_done_callback(self._closing.pop)
         return closing
 
     async def _close_or_keep(self, context: CallContext, caller: Caller, prefix: str) -> None:
@@ -210,9 +213,31 @@ class Executor:
         key = (caller.tenant, context.adapter_revision, prefix)
         if engine.prefixes.get(key) == context.context_id:
             del engine.prefixes[key]
-        with suppress(JaxctxError, TimeoutError):  # if the engine is lost, the context is gone with it
+        if not await self._closed(context, caller):  # nobody waits any longer than that
+            again = asyncio.create_task(self._close_again(context, caller))
+            self._closing_again.add(again)
+            again.add_done_callback(self._closing_again.discard)
+
+    async def _close_again(self, context: CallContext, caller: Caller) -> None:
+        """Close a context of an engine that did not answer: it may be the same one, with all it had, when it does.
+
+        Later its time to live ends the context.
+        """
+        for pause_s in CLOSE_AGAIN_S:
+            await asyncio.sleep(pause_s)
+            if await self._closed(context, caller):
+                return
+
+    async def _closed(self, context: CallContext, caller: Caller) -> bool:
+        """Close a context, or find it gone. False if the engine does not say so in time."""
+        try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await engine.engine.close(caller, context.context_id)
+                await context.engine.engine.close(caller, context.context_id)
+        except NotFound:
+            return True
+        except (JaxctxError, TimeoutError):
+            return False
+        return True
 
     async def _keep_for_prefix(self, context: CallContext, caller: Caller, prefix: str) -> bool:
         """Make sure that a context holds the constant prefix, and begin its time to live again.

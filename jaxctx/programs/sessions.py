@@ -262,23 +262,24 @@ class Programs:
         self.draining = False
         self.working: set[object] = set()  # calls of clients that are no program's, and for which a drain waits
         self.watching: WeakValueDictionary[str, asyncio.Task[None]] = WeakValueDictionary()  # engines elsewhere
-        self._sessions: dict[tuple[str, str], Session] = {}
+        self._sessions: dict[str, dict[str, Session]] = {}  # by tenant and id; no tenant without sessions
 
     def create(self, tenant: str, ttl_s: float, session_id: str | None = None) -> Session:
         """Return a new session. AlreadyExists for an id that the tenant has, ResourceExhausted for one too many."""
-        key = tenant, session_id or secrets.token_hex(16)
-        if key in self._sessions:
+        session_id = session_id or secrets.token_hex(16)
+        others = self._sessions.get(tenant, {})
+        if session_id in others:
             raise AlreadyExists("there is a session of this id")
-        if len(self.sessions(tenant)) >= MAX_SESSIONS:
+        if len(others) >= MAX_SESSIONS:
             message = f"a tenant has up to {MAX_SESSIONS} sessions"
             raise ResourceExhausted(message, reason="QUOTA", retry_after_s=RETRY_S)
-        session = Session(self, key[1], tenant, ttl_s)
-        self._sessions[key] = session
+        session = Session(self, session_id, tenant, ttl_s)
+        self._sessions.setdefault(tenant, {})[session_id] = session
         return session
 
     def session(self, tenant: str, session_id: str) -> Session:
         """Return a tenant's session; this counts as a use. NotFound for another tenant's too."""
-        session = self._sessions.get((tenant, session_id))
+        session = self._sessions.get(tenant, {}).get(session_id)
         if session is None or self._end_if_expired(session):
             raise NotFound("there is no such session", reason="SESSION_NOT_FOUND")
         session.use()
@@ -286,31 +287,35 @@ class Programs:
 
     def sessions(self, tenant: str) -> list[Session]:
         """Return a tenant's sessions, in the order of their ids."""
-        return [session for (owner, _), session in sorted(self._sessions.items()) if owner == tenant]
+        return [session for _, session in sorted(self._sessions.get(tenant, {}).items())]
+
+    def _all_sessions(self) -> list[Session]:
+        """The sessions of all tenants."""
+        return [session for sessions in self._sessions.values() for session in sessions.values()]
 
     async def delete(self, tenant: str, session_id: str) -> None:
         """End a session; return when its pages are given back."""
         self._end(self.session(tenant, session_id), Cancelled("the session was deleted"))
-        await self.executor.wait_until_released()
+        await self.executor.wait_until_released(tenant)
 
     async def watch(self, *engines: Coroutine[Any, Any, None]) -> None:
         """Watch over engines (see `EngineRegistry.watch`) and idle sessions. Never returns; cancelled, it ends all."""
         watchers = [asyncio.create_task(each) for each in engines]
         try:
             while True:
-                for session in list(self._sessions.values()):
+                for session in self._all_sessions():
                     self._end_if_expired(session)
                 await asyncio.sleep(SWEEP_S)
         finally:
             for each in (*watchers, *self.watching.values()):
                 each.cancel()
-            for session in list(self._sessions.values()):
+            for session in self._all_sessions():
                 self._end(session, Unavailable("the server stops", reason="NOT_SERVING", retry_after_s=5.0))
 
     async def drain(self) -> None:
         """Take no more calls, and return when everything that runs is done."""
         self.draining = True
-        while self.working or any(session.is_running for session in self._sessions.values()):
+        while self.working or any(session.is_running for session in self._all_sessions()):
             await asyncio.sleep(SWEEP_S / 20)
 
     def _end_if_expired(self, session: Session) -> bool:
@@ -324,5 +329,8 @@ class Programs:
         return True
 
     def _end(self, session: Session, error: JaxctxError) -> None:
-        del self._sessions[session.tenant, session.id]
+        others = self._sessions[session.tenant]
+        del others[session.id]
+        if not others:
+            del self._sessions[session.tenant]
         session.end(error)

@@ -239,7 +239,7 @@ class SnapshotIndex:
             return True
         change_ids = (self._new_id(), *before.change_ids)[:KEPT_CHANGES]
         after = replace(after, change_ids=change_ids, deleted_at=self._clock())
-        key, old, new = _key(tenant, name), self._stored(tenant, name, before), self._stored(tenant, name, after)
+        key, new = _key(tenant, name), self._stored(tenant, name, after)
         try:
             generation = self._objects.replace(key, new, before.generation)
             if generation is not None:
@@ -249,14 +249,21 @@ class SnapshotIndex:
         except JaxctxError:
             self._install(tenant, name, replace(before, generation=None))
             with suppress(JaxctxError):  # on failure it stays unknown: the next change or collection reads it first
-                stored, generation = self._objects.read(key)()
-                if stored == new != old and not before.damaged:
-                    self._objects.replace(key, old, generation)
-                    self._reload(tenant, name)
-                elif self._take_over(tenant, name, after, stored, generation):
+                if self._is_made_after_all(tenant, name, before, after):
                     return True
             raise
         return self._take_over(tenant, name, after, *found)
+
+    def _is_made_after_all(self, tenant: str, name: str, before: Entry, after: Entry) -> bool:
+        """Undo a change that failed, and may have been made; whether another process built on it before that."""
+        key, old, new = _key(tenant, name), self._stored(tenant, name, before), self._stored(tenant, name, after)
+        stored, generation = self._objects.read(key)()
+        if stored == new != old and not before.damaged:
+            if self._objects.replace(key, old, generation) is not None:
+                self._reload(tenant, name)
+                return False
+            stored, generation = self._objects.read(key)()
+        return self._take_over(tenant, name, after, stored, generation)
 
     def _take_over(self, tenant: str, name: str, after: Entry, stored: bytes | None, generation: bytes) -> bool:
         """Make the name's record visible; whether the change to `after` is in it: it was made, and its reply lost."""

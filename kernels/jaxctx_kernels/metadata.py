@@ -90,6 +90,11 @@ TILE_SIZES: dict[KernelName, tuple[TileSize, ...]] = {
         TileSize(64, 1024),
     ),
 }
+MASKED_TILE_SIZES: dict[KernelName, tuple[TileSize, ...]] = {
+    **TILE_SIZES,
+    "reference": (TileSize(1, 128, lanes=(4,)), TileSize(1, 512, lanes=(4,)), TileSize(4, 512), TileSize(64, 512)),
+}
+"""The same for steps under a mask, which are few: on a CPU fewer sizes, as each takes its time to compile."""
 SHARE_TOKENS = 256  # a shared node of the page tree is read once if that saves reading this many tokens
 TILE_COST_ROWS = 8  # starting a tile costs about as much as computing this many rows
 MANY_SEQUENCES = 2**31 - 1  # position of a prefix range whose rows belong to several sequences; past any token
@@ -233,10 +238,12 @@ def metadata_shape(
     kernel: KernelName = "reference",
     processors: int = HOPPER_PROCESSORS,
     window: int | None = None,
+    *,
+    masked: bool = False,
 ) -> MetadataShape:
     """The shape that fits every batch of up to `rows` rows over contexts of up to `max_context_tokens` tokens.
 
-    `window`: how many tokens a row sees at most, see `MetadataShape`.
+    `window`: how many tokens a row sees at most, see `MetadataShape`. `masked`: for a step whose rows a mask narrows.
 
     It cannot overflow where a page has one place in one chain of pages, as pages of a prefix tree do. There are at most
     `rows` segments, so at most `rows` leaves and `rows - 1` inner nodes in the page tree. A page is listed once for the
@@ -254,10 +261,11 @@ def metadata_shape(
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} tokens: a row sees itself")
     row_pages = -(-max_context_tokens // page_size)  # that one row sees at most
-    classes = item_classes(rows, page_size, kernel)
+    sizes = (MASKED_TILE_SIZES if masked else TILE_SIZES)[kernel]
+    classes = item_classes(rows, page_size, sizes)
     if window is not None:
         row_pages = min(row_pages, -(-(window - 1) // page_size) + 1)
-        classes = item_classes(rows, page_size, kernel, row_pages)
+        classes = item_classes(rows, page_size, sizes, row_pages)
     longest = {c.rows: c.pages for c in classes}  # of each width; classes are sorted, so that the last one stays
     pages = min(rows * row_pages, pool_pages + (rows - 1) * -(-SHARE_TOKENS // page_size))
     items = pages // min(longest.values()) + (2 * rows - 1) * most_short_items(classes)
@@ -276,13 +284,14 @@ def metadata_shape(
     )
 
 
-def item_classes(rows: int, page_size: int, kernel: KernelName, row_pages: int | None = None) -> tuple[ItemClass, ...]:
-    """The classes of a step of `rows` rows, by rising rows, then pages: no wider than the step needs.
+def item_classes(
+    rows: int, page_size: int, sizes: Sequence[TileSize], row_pages: int | None = None
+) -> tuple[ItemClass, ...]:
+    """The classes of a step of `rows` rows, by rising rows, then pages: of these sizes, but no wider than it needs.
 
     `row_pages`: how many pages a row sees at most, if that is less than a context has. Rows alone then need no items
     that so many pages do not fill at least half.
     """
-    sizes = TILE_SIZES[kernel]
     widest = min((size.rows for size in sizes if size.rows >= rows), default=rows)
     lanes_of: dict[tuple[int, int], tuple[int, ...]] = {}  # by rows and pages, of which several sizes may have the same
     for size in sizes:

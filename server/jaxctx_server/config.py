@@ -97,7 +97,8 @@ class ServeConfig:
     use no TLS, and need a network that nobody else can read."""
 
     dtype: Dtype = "auto"
-    """Type of activations, and of weights but those that have --weights-dtype; auto: as stored."""
+    """Type of activations, and of weights but those that have --weights-dtype; auto: as stored, but float16 as
+    bfloat16, which has its range and fewer digits: float32 keeps them all."""
     weights_dtype: WeightsDtype = "auto"
     """Type of the layers' matrices; auto: as stored if that has 8 bits, else --dtype. Of 8 bits, with a scale for each
     output channel, they take half the memory of bfloat16, and a decoding step half the time to read them. Take int8:
@@ -363,7 +364,7 @@ class ConvertConfig:
     """Directory to write; must not exist."""
     _: KW_ONLY
     dtype: Dtype = "auto"
-    """Type to store; auto: as stored in SRC."""
+    """Type to store; auto: as stored in SRC, but float16 as bfloat16."""
     weights_dtype: WeightsDtype = "auto"
     """Type to store the layers' matrices in: int8 and float8_e4m3fn with a scale for each output channel; auto: as
     stored in SRC if that has 8 bits, else --dtype."""

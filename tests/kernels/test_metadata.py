@@ -82,9 +82,18 @@ def chain(*parts: range | list[int]) -> np.ndarray:
     return np.array([page for part in parts for page in part], np.int32)
 
 
-@pytest.mark.parametrize(("page_size", "kernel"), [(1, "reference"), (2, "reference"), (16, "reference"), (16, "gpu")])
-def test_every_visible_token_once(grow: Callable, kinds: list[str], page_size: int, kernel: KernelName) -> None:
-    shape = metadata_shape(64, page_size, 120 * page_size, 120, kernel)
+@pytest.mark.parametrize(
+    ("page_size", "kernel", "masked"),
+    [
+        *((size, "reference", False) for size in (1, 2, 16)),
+        *((size, "reference", True) for size in (1, 16)),
+        (16, "gpu", False),
+    ],
+)
+def test_every_visible_token_once(
+    grow: Callable, kinds: list[str], page_size: int, kernel: KernelName, masked: bool
+) -> None:
+    shape = metadata_shape(64, page_size, 120 * page_size, 120, kernel, masked=masked)
     for kind in kinds:
         for _ in range(3):
             segments = grow(kind, 64, page_size, 120).segments
@@ -141,6 +150,16 @@ def test_prompt_chunk_skips_what_no_row_sees() -> None:
     assert stats == MetadataStats(items=2, pages_read=48, pages_seen=48)
     items = unpack_metadata(shape, packed).items
     np.testing.assert_array_equal(items[:, :2], [[0, 128], [512, 384], [0, 24], [384, 384], [0, 384]])
+
+
+def test_under_a_mask_a_cpu_has_fewer_loops() -> None:
+    """Others compute masks with tiles of their own sizes already, see `TILE_SIZES`."""
+    masked, other = (metadata_shape(64, 16, 4096, 600, masked=masked) for masked in (True, False))
+    loops, other_loops = (sum(len(c.lanes) for c in shape.classes) for shape in (masked, other))
+    assert (loops, other_loops) == (4, 8)
+    for kernel in ("gpu", "mma", "tpu"):
+        shapes = [metadata_shape(64, 16, 4096, 600, kernel, masked=masked) for masked in (True, False)]
+        assert shapes[0] == shapes[1]
 
 
 def test_long_ranges_are_split_evenly() -> None:

@@ -297,7 +297,7 @@ class TestWindowsAndSoftCaps:
 
     def test_a_window_under_a_mask(self, rng: Generator, grow: Callable, dense: Callable) -> None:
         """Both hold."""
-        shape = metadata_shape(ROWS, 16, POOL * 16, POOL, window=50)
+        shape = metadata_shape(ROWS, 16, POOL * 16, POOL, window=50, masked=True)
         for kind in ("three_levels", "chunks_and_decode"):
             segments = grow(kind, ROWS, 16, POOL).segments
             mask = random_mask(rng, ROWS, POOL * 16)
@@ -384,7 +384,7 @@ class TestUnderAMask:
     ) -> None:
         """Whatever metadata or mask hides of a row's own tokens is NaN or infinite for somebody, and reaches nobody."""
         kv_heads = 2
-        shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL)
+        shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL, masked=True)
         for kind in kinds:
             segments = grow(kind, ROWS, page_size, POOL).segments
             mask = random_mask(rng, ROWS, POOL * page_size)
@@ -399,7 +399,7 @@ class TestUnderAMask:
             assert not np.asarray(got)[blind].any()
 
     def test_a_mask_that_hides_nothing_is_none(self, rng: Generator, grow: Callable) -> None:
-        shape = metadata_shape(ROWS, 16, POOL * 16, POOL)
+        shape = metadata_shape(ROWS, 16, POOL * 16, POOL, masked=True)
         segments = grow("chunks_and_decode", ROWS, 16, POOL).segments
         k, v = rng.normal(size=(2, 2, POOL, 16, 64)).astype(np.float32)
         q = rng.normal(size=(ROWS, 2, 64)).astype(np.float32)  # sizes of the test above, compiled already
@@ -411,7 +411,7 @@ class TestUnderAMask:
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
     def test_a_bad_value_spoils_those_that_see_it(self, rng: Generator, bad: float) -> None:
         """Rows of one item, of one sequence and of two: what a mask hides from a row cannot reach it."""
-        shape = metadata_shape(16, 16, 1024, POOL)
+        shape = metadata_shape(16, 16, 1024, POOL, masked=True)
         prefix = np.arange(1, 31, dtype=np.int32)
         segments = [Segment(4 * i, 4, 484, np.append(prefix, 31 + i).astype(np.int32)) for i in range(4)]
         k, v = rng.normal(size=(2, 2, POOL, 16, 64)).astype(np.float32)
@@ -429,7 +429,7 @@ class TestUnderAMask:
 
     @pytest.mark.parametrize("page_size", [1, pytest.param(2, marks=pytest.mark.campaign), 16])
     def test_visible_sum_equals_numpy(self, rng: Generator, grow: Callable, kinds: list[str], page_size: int) -> None:
-        shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL)
+        shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL, masked=True)
         for kind in kinds:
             segments = grow(kind, ROWS, page_size, POOL).segments
             values = rng.integers(0, 2**32, size=(1, POOL, page_size, 1), dtype=np.uint32)

@@ -5,6 +5,7 @@ taken again once nothing is called so and no context uses it. Nothing here waits
 for `revisions`.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -144,19 +145,20 @@ class AdapterTable:
         message = f"all {len(self._slots)} slots for adapters are taken, by {taken}"
         raise ResourceExhausted(message, reason="ADAPTER_SLOTS", retry_after_s=1.0)
 
-    def _users(self) -> dict[str, int]:
+    def _users(self) -> Counter[str]:
         """Content hash → contexts that may compute with it: suspended ones, those of snapshots, and those that have
         switched to another one since, whose tokens before may have to be computed again.
 
         A publication computes nothing.
         """
-        users: dict[str, int] = {}
+        users = Counter[str]()
+        if not self.count:
+            return users  # no context has one, and there may be thousands
         for context in self._cache.context_table:
-            if context.root in self._cache.publications:
-                continue
-            for content_hash in {span.adapter_revision for span in context.adapter_spans}:
-                if content_hash:
-                    users[content_hash] = users.get(content_hash, 0) + 1
+            switches = context.adapter_switches
+            hashes = {context.identity.adapter, *(each.adapter_revision for each in switches)} - {""}
+            if hashes and context.root not in self._cache.publications:
+                users.update(hashes)
         return users
 
 

@@ -105,7 +105,7 @@ class ContextLifecycle:
         pages = self._pages(context) if pinned else 0
         self.quotas.check_pin(context.tenant, context, pages)
         self.quotas.charge(context.tenant, context, pages)
-        context.pinned = pinned
+        self._cache.pin(context, pinned)
         context.pinned_until = self.clock() + pin_s if pinned and pin_s is not None else None
         self._pin_ends.set(context, context.pinned_until)
         self._scheduler.reconsider()  # another context may be suspendable now

@@ -19,7 +19,7 @@ from jaxctx.engine.adapters.table import AdapterTable
 from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.contexts.info import context_info
 from jaxctx.engine.contexts.lifecycle import ContextLifecycle
-from jaxctx.engine.contexts.quotas import Quotas, is_hidden, owner_of
+from jaxctx.engine.contexts.quotas import Quotas, hidden_tenant, is_hidden, owner_of
 from jaxctx.engine.interface import PROGRAM_LABELS, Caller, is_of_program
 from jaxctx.engine.scheduler.scheduler import Scheduler
 from jaxctx.errors import Aborted, ResourceExhausted
@@ -284,10 +284,10 @@ class ContextOperations:
         )
 
     def _pages(self, context: Context) -> ContextPages:
-        """The pages of a context. Walks over all contexts, for the reference counts."""
+        """The pages of a context. Walks over all contexts of its namespace, for the reference counts."""
         return ContextPages(
             page_ids=self.cache.page_numbers.of(context.tenant, context.page_table().tolist()),
-            refcounts=audit.refcounts(context, self.cache.context_table),
+            refcounts=audit.refcounts(context, self.cache.context_table.in_namespace(context.identity.namespace)),
             tiers=self._tiers(context),
         )
 
@@ -368,14 +368,15 @@ class ContextOperations:
 
         Pages of other tenants do not count: their number must not be revealed.
         """
-        kept = [
-            context
-            for context in self.cache.context_table
-            if owner_of(context.tenant) == tenant
-            and not context.suspended
-            and (context.busy or context.pinned or context is asking)
-        ]
-        return audit.count_held_pages(kept) + self.scheduler.pages_reserved_for(tenant)
+        table = self.cache.context_table
+        kept: dict[Context, None] = {} if asking is None else {asking: None}
+        kept.update(dict.fromkeys(table.pinned(tenant)))
+        kept.update(dict.fromkeys(table.pinned(hidden_tenant(tenant))))
+        for context in self.scheduler.writers:
+            if context.busy and owner_of(context.tenant) == tenant:
+                kept[context] = None
+        held = audit.count_held_pages(context for context in kept if not context.suspended)
+        return held + self.scheduler.pages_reserved_for(tenant)
 
 
 def _tier(entry: TierEntry) -> Tier:

@@ -257,7 +257,7 @@ class CompiledModel:
     def _step_shape(self, rows: int, samples: int, mask_words: int = 0) -> StepShape:
         config, spec = self._config, self.kv
         shape = partial(metadata_shape, rows, config.page_size, config.max_context_tokens, config.pages + 1)
-        shape = partial(shape, kernel=self.kernel.name, processors=self.kernel.processors)
+        shape = partial(shape, kernel=self.kernel.name, processors=self.kernel.processors, masked=mask_words > 0)
         # Under masks these hold the windows, as positions are others than indices there.
         metadata = tuple(shape(window=None if mask_words else window) for window in spec.kinds)
         mask_windows = spec.kinds if mask_words and spec.has_windows else ()

@@ -39,22 +39,15 @@ class PageBudget:
         """Pages that no context holds and no request was promised."""
         return self._block_manager.available - self.pages_reserved
 
-    def can_claim(self, pages: int) -> bool:
-        """Whether `pages` would be claimable if all contexts that do not run and are not pinned were suspended."""
-        claimable = self.claimable()
-        return claimable >= pages or claimable + self._cache.suspendable() >= pages
-
     def claim(self, pages: int) -> Claim:
         """Make `pages` claimable by suspending as few contexts as that takes; or change nothing and refuse."""
-        if not self.can_claim(pages):
+        missing = pages - self.claimable()
+        if missing <= 0:
+            return Claim(granted=True)
+        victims = self._cache.victims_for(missing)
+        if victims is None:
             return Claim(granted=False)
-        suspended: list[Context] = []
-        victims = self._cache.victims()
-        while self.claimable() < pages:
-            victim = next(victims, None)
-            if victim is None:
-                return Claim(False, suspended)
+        for victim in victims:
             self._cache.suspend(victim)
-            self.suspensions += 1
-            suspended.append(victim)
-        return Claim(True, suspended)
+        self.suspensions += len(victims)
+        return Claim(True, victims)

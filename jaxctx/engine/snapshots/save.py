@@ -18,12 +18,7 @@ from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.core.step_loop import StepLoop
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
-from jaxctx.engine.snapshots.store_calls import (
-    complete_or_undo,
-    refresh_name,
-    refresh_tenant,
-    refresh_tenant_soon,
-)
+from jaxctx.engine.snapshots.store_calls import TenantRefresher, complete_or_undo, refresh_name
 from jaxctx.store import PagesGone, SnapshotStore, SnapshotVersion, SnapshotWriter
 from jaxctx.types import SaveRequest
 
@@ -34,11 +29,18 @@ class SnapshotSaver:
     """The saves of one engine. `is_saving` while any is under way."""
 
     def __init__(
-        self, core: EngineCore, loop: StepLoop, store: SnapshotStore, contexts: SnapshotContexts, quotas: Quotas
+        self,
+        core: EngineCore,
+        loop: StepLoop,
+        store: SnapshotStore,
+        contexts: SnapshotContexts,
+        tenants: TenantRefresher,
+        quotas: Quotas,
     ) -> None:
         self._core = core
         self._loop = loop
         self._store = store
+        self._tenants = tenants
         self._contexts = contexts
         self._quotas = quotas
         # By the id of the save; None: it is not known yet what it will store. Saves in progress count for quotas.
@@ -103,10 +105,10 @@ class SnapshotSaver:
             return
         count, used_bytes = await self._usage(tenant, request)
         if self._quotas.is_near_snapshot_limit(count + versions, used_bytes + size_bytes):
-            await refresh_tenant(self._store, tenant)
+            await self._tenants.refresh(tenant)
             count, used_bytes = await self._usage(tenant, request)
         else:
-            refresh_tenant_soon(self._store, tenant)
+            self._tenants.begin(tenant)
         self._quotas.check_snapshots(count + versions, used_bytes + size_bytes)
 
     async def _usage(self, tenant: str, request: SaveRequest | None) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from jaxctx.engine.snapshots.open import SnapshotOpener
 from jaxctx.engine.snapshots.publications import Publications
 from jaxctx.engine.snapshots.save import SnapshotSaver
 from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
-from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name, refresh_tenant
+from jaxctx.engine.snapshots.store_calls import TenantRefresher, complete_or_undo, refresh_name
 from jaxctx.errors import NotFound
 from jaxctx.store import SnapshotStore, SnapshotVersion
 from jaxctx.types import (
@@ -53,7 +53,8 @@ class SnapshotService:
             core.config, core.cache, core.contexts, core.lifecycle, core.runner, core.transfers
         )
         self._publications = Publications(core.cache, core.contexts, core.lifecycle, core.quotas, core.deps.new_id)
-        self._saver = SnapshotSaver(core, loop, store, self._contexts, core.quotas)
+        self._tenants = TenantRefresher(store)
+        self._saver = SnapshotSaver(core, loop, store, self._contexts, self._tenants, core.quotas)
         self._opener = SnapshotOpener(core, loop, store, self._contexts, core.runner)
         self._stopped = threading.Event()
         self._expiry_thread = threading.Thread(target=self._expire, name="jaxctx-expiry", daemon=True)
@@ -130,7 +131,7 @@ class SnapshotService:
             reader.close()
 
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
-        await refresh_tenant(self._store, caller.tenant)
+        await self._tenants.refresh(caller.tenant)
         # A tenant may have thousands of names, which takes too long for the event loop.
         found = await asyncio.to_thread(self._store.list, caller.tenant, prefix, page_token, limit)
         return [snapshot_info(version, latest=True) for version in found]

@@ -59,7 +59,8 @@ class SnapshotContexts:
         context = self.cache.get(caller.tenant, context_id)
         self.cache.touch(context)
         (hidden,) = self.contexts.fork_context(context, [None], tenant=hidden_tenant(caller.tenant))
-        hidden.pinned = hidden.saving = True
+        self.cache.pin(hidden, True)
+        hidden.saving = True
         return hidden
 
     def allow_suspension(self, hidden: Context) -> None:

@@ -34,13 +34,31 @@ async def refresh_name(store: SnapshotStore, tenant: str, name: str) -> None:
         await asyncio.to_thread(store.refresh_name, tenant, name)
 
 
-def refresh_tenant_soon(store: SnapshotStore, tenant: str) -> None:
-    """Begin what `refresh_tenant` does, on a thread, and do not wait for it."""
-    if store.durable:
-        asyncio.get_running_loop().run_in_executor(None, store.refresh_tenant, tenant)
+class TenantRefresher:
+    """Lets the store read what other processes made of all a tenant's names, unless it did so a moment ago.
 
+    That may take seconds. Of each tenant there is one such look at a time, for all who ask on this event loop. Only a
+    durable store can have changes by others.
+    """
 
-async def refresh_tenant(store: SnapshotStore, tenant: str) -> None:
-    """Let the store read the changes of all a tenant's names by other processes, unless it did so a moment ago."""
-    if store.durable:
-        await asyncio.to_thread(store.refresh_tenant, tenant)
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+        self._looks: dict[str, asyncio.Future[None]] = {}  # under way, by tenant
+
+    async def refresh(self, tenant: str) -> None:
+        """Wait for a look, if one is under way for that."""
+        if self._store.durable:
+            await asyncio.shield(self._look(tenant))  # others may wait for it too
+
+    def begin(self, tenant: str) -> None:
+        """Begin a look, and do not wait for it."""
+        if self._store.durable:
+            self._look(tenant)
+
+    def _look(self, tenant: str) -> asyncio.Future[None]:
+        under_way = self._looks.get(tenant)
+        if under_way is None:
+            loop = asyncio.get_running_loop()
+            under_way = self._looks[tenant] = loop.run_in_executor(None, self._store.refresh_tenant, tenant)
+            under_way.add_done_callback(lambda _: self._looks.pop(tenant))
+        return under_way

@@ -16,6 +16,8 @@ from typing import Any
 from urllib.parse import unquote
 
 Schema = Mapping[str, Any]
+# Told of how many schemas, keys or values are looked at next; it raises what it likes if these are too many.
+Look = Callable[[int], None]
 STYLE: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Options of llguidance: leave out keywords and formats that it does not follow, and take oneOf for anyOf.
 LENIENT: dict[str, Any] = {"lenient": True, "coerce_one_of": True}
@@ -148,28 +150,51 @@ def referred(reference: str, root: Schema) -> Any:
     return found
 
 
-def standalone(schema: Schema, root: Schema) -> dict[str, Any]:
-    """A schema, a part of `root`, as a document of its own: what it refers to is in its `$defs`. References to nothing
-    within `root` stay as they are.
+class References:
+    """What the references within one schema name. Each is followed once, however many parts of the schema have it."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._targets: dict[str, Any] = {}
+
+    def target(self, reference: str) -> Any:
+        """The schema that `#` or `#/…` names; None if it is not there."""
+        if reference not in self._targets:
+            self._targets[reference] = referred(reference, self._root)
+        return self._targets[reference]
+
+
+def standalone(schema: Schema, references: References, look: Look) -> dict[str, Any]:
+    """A schema, a part of that of the references, as a document of its own: what it refers to is in its `$defs`.
+    References to nothing stay as they are.
+
+    One schema may be named in many ways, and stands there once. But those inside of each other are copied as often as
+    they are named: `look` is asked before each is.
     """
-    names: dict[str, str] = {}  # in `$defs`, by reference
-    waiting: list[str] = []  # references to what is not yet there
+    names: dict[int, str] = {}  # in `$defs`, by the identity of what is named
+    waiting: list[Any] = []  # what is named, and not yet there
 
     def moved(part: Schema) -> dict[str, Any]:
+        look(size_of(part))
         copy = {key: each for key, each in part.items() if key not in DOCUMENT_KEYS}
         change_schemas_in(copy, moved)
         reference = part.get("$ref")
-        if isinstance(reference, str) and referred(reference, root) is not None:
-            if reference not in names:
-                names[reference] = str(len(names))
-                waiting.append(reference)
-            copy["$ref"] = f"#/$defs/{names[reference]}"
+        target = references.target(reference) if isinstance(reference, str) else None
+        if target is not None:
+            if id(target) not in names:
+                names[id(target)] = str(len(names))
+                waiting.append(target)
+            copy["$ref"] = f"#/$defs/{names[id(target)]}"
         return copy
 
     document = moved(schema)
     definitions: dict[str, Any] = {}
     while waiting:
-        reference = waiting.pop()
-        target = referred(reference, root)
-        definitions[names[reference]] = moved(target) if isinstance(target, dict) else target
+        target = waiting.pop()
+        definitions[names[id(target)]] = moved(target) if isinstance(target, dict) else target
     return {**document, "$defs": definitions} if definitions else document
+
+
+def size_of(schema: Schema) -> int:
+    """How much a schema has beside what is in the schemas in it: itself, its keys, members of their values."""
+    return 1 + len(schema) + sum(len(each) for each in schema.values() if isinstance(each, dict | list))

@@ -39,13 +39,13 @@ class LocalSessionService:
 
     async def list_sessions(self, caller: Caller, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         page = page_by_id(
-            [session.info for session in self._programs().sessions(caller.tenant)],
-            lambda info: info.session_id,
+            self._programs().sessions(caller.tenant),
+            lambda session: session.id,
             page_token=request.page_token,
             found=entries_to_find(request.limit),
         )
         return pb.ListSessionsResponse(
-            sessions=[convert.session_info_to_proto(info) for info in page.entries],
+            sessions=[convert.session_info_to_proto(session.info) for session in page.entries],
             next_page_token=page.next_page_token,
         )
 

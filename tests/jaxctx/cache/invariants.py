@@ -54,7 +54,17 @@ def check_context_table(table: ContextTable) -> None:
     contexts = [*table]
     assert table._contexts == {(context.tenant, context.id): context for context in contexts}
     assert not any(context.closed for context in contexts)
-    assert set(table.by_use) == {context for context in contexts if not context.suspended}
+    resident = {context for context in contexts if not context.suspended}
+    holding = {context for context in resident if context.committed_pages or context.working}
+    ordered = set(table.by_use)
+    assert holding <= ordered, "a context with pages is no victim"
+    assert ordered <= resident
+    pinned = {context for context in contexts if context.pinned}
+    assert {context for tenant in table._pinned for context in table.pinned(tenant)} == pinned
+    by_namespace = {(name, context) for name in table._namespaces for context in table.in_namespace(name)}
+    assert by_namespace == {(context.identity.namespace, context) for context in contexts}
+    assert all(table._pinned.values())
+    assert all(table._namespaces.values())
     ids = table._ids
     assert sorted(table._contexts) == [(tenant, item) for tenant in sorted(ids) for item in ids[tenant]]
 

@@ -22,7 +22,8 @@ from .invariants import check
 def test_fork_shares_pages_and_copies_the_partial_one():
     cache = new_cache()
     parent = filled(cache, TOKENS, tenant="t")
-    parent.labels, parent.priority, parent.pinned = {"a": "b"}, 3, True
+    parent.labels, parent.priority = {"a": "b"}, 3
+    cache.pin(parent, True)
     child = cache.fork(parent)
     assert used(cache) == 63 + 1
     assert child.page_table()[:62].tolist() == parent.page_table()[:62].tolist()
@@ -164,7 +165,7 @@ def test_suspension_keeps_the_tokens_and_nothing_else():
     cache = new_cache()
     context = filled(cache, TOKENS)
     cache.append(context, [1, 2])
-    assert cache.suspendable() == 63
+    assert (cache.victims_for(63), cache.victims_for(64)) == ([context], None)
     assert cache.suspend(context) == 63
     assert (context.suspended, layout(context), context.seq_len) == (True, (0, 0, 0), 0)
     assert (context.length, context.buffered_tokens) == (1002, 1002)
@@ -213,20 +214,79 @@ def test_what_a_suspended_context_can_do_without_pages():
 def test_victims_are_idle_unpinned_and_least_recently_used_first():
     cache = new_cache()
     a, b, c, d, e = (filled(cache, [n] * 20) for n in range(5))
-    c.pinned = True
+    cache.pin(c, True)
     cache.create(IDENTITY)
     d.busy = True
     assert [*cache.victims()] == [a, b, e]
     cache.touch(a)
     assert a.used_at > e.used_at
-    assert [*cache.victims()] == [b, e, a]
-    assert cache.suspendable() == 6
-    for victim in cache.victims():
+    all_ = [*cache.victims()]
+    assert all_ == [b, e, a]
+    assert [cache.victims_for(pages) for pages in (0, 1, 2, 3, 4, 5, 6)] == [[], [b], [b], [b, e], [b, e], all_, all_]
+    assert cache.victims_for(7) is None
+    for victim in all_:
         cache.suspend(victim)
     assert [*cache.victims()] == []
     assert [context.suspended for context in (c, d)] == [False, False]
     cache.match(e)
     assert [*cache.victims()] == [e]
+
+
+def test_victims_for_pages_count_a_shared_page_with_its_last_holder():
+    cache = new_cache()
+    first = filled(cache, range(64))  # four pages
+    second = cache.fork(first)
+    fill(cache, second, range(100, 132))  # and two of its own
+    third = cache.fork(first)
+    assert [*cache.victims()] == [first, second, third]
+    assert cache.victims_for(1) == [first, second]
+    assert cache.victims_for(2) == [first, second]
+    assert cache.victims_for(3) == [first, second, third]
+    assert cache.victims_for(6) == [first, second, third]
+    assert cache.victims_for(7) is None
+    third.busy = True
+    assert cache.victims_for(3) is None
+    third.busy = False
+    assert [cache.suspend(context) for context in (first, second, third)] == [0, 2, 4]
+
+
+def test_finding_victims_looks_at_no_more_than_it_takes():
+    """Of thousands of idle contexts with long page tables the first few are enough."""
+    cache = new_cache()
+    contexts = [filled(cache, [n] * 160) for n in range(12)]
+    looked_at = []
+
+    class Table(dict):
+        def __iter__(self):
+            for context in super().__iter__():
+                looked_at.append(context)
+                yield context
+
+    cache.context_table.by_use = Table(cache.context_table.by_use)
+    assert cache.victims_for(15) == contexts[:2]
+    assert looked_at == contexts[:3]
+
+
+def test_contexts_without_pages_are_looked_at_once():
+    """There may be any number of them. They are victims again when they have pages."""
+    cache = new_cache()
+    empty = [cache.create(IDENTITY) for _ in range(5)]
+    holding = [filled(cache, [n] * 20) for n in range(2)]
+    assert cache.victims_for(1) == holding[:1]
+    assert [*cache.context_table.by_use] == holding
+    first, second, third, fourth, fifth = empty
+    fill(cache, first, [7] * 20)
+    page_control.reserve(cache, second, 1)
+    cache.append(third, [0] * 20)
+    assert cache.match(third) == 16
+    cache.touch(fourth)
+    assert [*cache.context_table.by_use] == [*holding, first, second, third, fourth]
+    assert cache.victims_for(99) is None
+    assert [*cache.context_table.by_use] == [*holding, first, second, third]
+    for context in (fourth, fifth):
+        assert cache.suspend(context) == 0
+        cache.close(context)
+    check(cache)
 
 
 def test_a_closed_context_is_gone():

@@ -1,5 +1,7 @@
 """The table of contexts: lists by tenant, lifetimes, and what is remembered of expired contexts."""
 
+from dataclasses import replace
+
 import pytest
 
 from jaxctx.cache.block_manager import BlockManager
@@ -166,4 +168,31 @@ def test_contexts_are_found_and_listed_by_tenant() -> None:
             cache.get("u", context_id)
         messages.add(error.value.message.replace(context_id, "?"))
     assert len(messages) == 1, "another tenant's context is told by nothing"
+    check(cache)
+
+
+def test_pinned_contexts_are_known_by_tenant(cache: ContextCache) -> None:
+    table = cache.context_table
+    first, second, other = (cache.create(IDENTITY, tenant=tenant) for tenant in "ttu")
+    for context in (first, second, other, second):
+        cache.pin(context, True)
+    assert ([*table.pinned("t")], [*table.pinned("u")], [*table.pinned("v")]) == ([first, second], [other], [])
+    cache.pin(first, False)
+    cache.pin(first, False)
+    cache.close(other)
+    assert ([*table.pinned("t")], [*table.pinned("u")]) == ([second], [])
+    assert (first.pinned, second.pinned) == (False, True)
+    check(cache)
+
+
+def test_contexts_are_known_by_namespace(cache: ContextCache) -> None:
+    table, elsewhere = cache.context_table, replace(IDENTITY, namespace="else")
+    mine = cache.create(IDENTITY, tenant="t")
+    other = cache.create(elsewhere, tenant="t")
+    fork = cache.fork(other, tenant="u")
+    assert [*table.in_namespace(IDENTITY.namespace)] == [mine]
+    assert [*table.in_namespace("else")] == [other, fork]
+    cache.close(other)
+    cache.close(fork)
+    assert [*table.in_namespace("else")] == []
     check(cache)

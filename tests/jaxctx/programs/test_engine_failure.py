@@ -8,6 +8,7 @@ import pytest
 
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, ResourceExhausted, Unavailable
+from jaxctx.programs import executor
 from jaxctx.types import CreateContextRequest, Criterion, SubmitCallRequest
 from tests.jaxctx.programs.conftest import ProgramsHarness, ask, call, output, run_event_loop, until
 from tests.jaxctx.programs.scripted import ScriptedEngine, encode
@@ -53,12 +54,12 @@ async def test_a_context_that_cannot_become_a_prefix_s_is_closed(failing: str) -
     prefix = "You never guess. " * 8
     engine.failing, engine.failure = failing, Internal("a defect")
     await ask(session, call(session, prefix + "{{o}}", o=output("o"))["o"])
-    await harness.programs.executor.wait_until_released()
+    await harness.programs.executor.wait_until_released("t")
     assert engine.contexts == {}
     assert harness.nodes[0].prefixes == {}
     engine.failure = None
     await ask(session, call(session, prefix + "{{o}}", o=output("o"))["o"])
-    await harness.programs.executor.wait_until_released()
+    await harness.programs.executor.wait_until_released("t")
     assert len(engine.contexts) == 1
 
 
@@ -67,7 +68,7 @@ async def test_no_prefix_is_kept_if_so_set() -> None:
     harness = ProgramsHarness(engine, prefix_timeout_s=0.0)
     session = harness.session()
     await ask(session, call(session, "You never guess. " * 8 + "{{o}}", o=output("o"))["o"])
-    await harness.programs.executor.wait_until_released()
+    await harness.programs.executor.wait_until_released("t")
     assert engine.contexts == {}
 
 
@@ -92,7 +93,7 @@ async def test_a_context_whose_making_was_cut_short_is_closed() -> None:
     with pytest.raises(Cancelled):
         await asking
     await run_event_loop()
-    await harness.programs.executor.wait_until_released()
+    await harness.programs.executor.wait_until_released("t")
     assert engine.contexts == {}
 
 
@@ -129,6 +130,39 @@ async def test_a_silent_engine_is_lost_after_three_beats_and_taken_back() -> Non
     await until(lambda: "one" in harness.registry.handles)
     assert harness.registry.handles["one"].epoch > before.epoch
     watching.cancel()
+
+
+async def test_contexts_of_an_engine_that_was_silent_are_closed_when_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the same process, with all that it had. Nobody waits for that."""
+    monkeypatch.setattr(executor, "CLOSE_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(executor, "CLOSE_AGAIN_S", (0.02,) * 500)
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
+    engine.gate.clear()
+    session.request(call(session, "say {{o}}", o=output("o"))["o"], Criterion.LATENCY)
+    await until(lambda: bool(engine.running))
+    assert engine.contexts
+    engine.silent = True
+    await asyncio.wait_for(harness.programs.delete("t", session.id), 5)
+    assert engine.contexts, "the engine did not hear of it"
+    engine.silent = False
+    await until(lambda: not engine.contexts)
+    closings = len(engine.did("close"))
+    await asyncio.sleep(0.1)
+    assert len(engine.did("close")) == closings
+
+
+async def test_a_context_that_is_gone_is_closed() -> None:
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
+    engine.gate.clear()
+    session.request(call(session, "say {{o}}", o=output("o"))["o"], Criterion.LATENCY)
+    await until(lambda: bool(engine.running))
+    engine.contexts.clear()
+    await harness.programs.delete("t", session.id)
+    assert not harness.programs.executor._closing_again
 
 
 async def test_an_erring_engine_gives_a_typed_error() -> None:

@@ -131,7 +131,7 @@ async def test_text_after_an_output_follows_its_tokens(engine: LocalEngine, prog
     second = await alone(engine, middle, 7)
     third = await alone(engine, middle + second, 7)
     assert TOKENS[call.id] == middle + second + third
-    await programs.executor.wait_until_released()
+    await programs.executor.wait_until_released(TENANT)
     assert await engine.list(Caller(TENANT), include_program_contexts=True) == []
 
 
@@ -163,12 +163,12 @@ async def test_a_prefix_lives_until_its_timeout(engine: LocalEngine, programs: P
     session = programs.create(TENANT, 600.0)
     for _ in range(3):
         await done(session, submit(session, SYSTEM + "{{o}}", output("o", 2)))
-        await programs.executor.wait_until_released()
+        await programs.executor.wait_until_released(TENANT)
         (prefix,) = await engine.list(Caller(TENANT), include_program_contexts=True)
         clock.offset += 20.0  # less than the timeout, which every use begins again
     clock.offset += 20.0
     assert await engine.list(Caller(TENANT), include_program_contexts=True) == []
     await done(session, submit(session, SYSTEM + "{{o}}", output("o", 2)))
-    await programs.executor.wait_until_released()
+    await programs.executor.wait_until_released(TENANT)
     (again,) = await engine.list(Caller(TENANT), include_program_contexts=True)
     assert again.context_id != prefix.context_id

@@ -94,6 +94,43 @@ async def test_deleting_a_session_gives_back_every_context() -> None:
         harness.programs.session("t", session.id)
 
 
+async def test_deleting_a_session_does_not_wait_for_contexts_of_others() -> None:
+    """They may be on an engine that answers nobody."""
+    engine = ScriptedEngine("a")
+    harness = ProgramsHarness(engine)
+    theirs, mine = harness.session("theirs"), harness.session("mine")
+    assert await ask(theirs, call(theirs, "x{{o}}", o=output("o"))["o"])
+    engine.gate.clear()
+    theirs.request(call(theirs, "x{{o}}", o=output("o"))["o"], Criterion.LATENCY)
+    await run_event_loop()
+    engine.silent = True
+    deleting = asyncio.create_task(harness.programs.delete("theirs", theirs.id))
+    await run_event_loop()
+    assert not deleting.done()
+    await asyncio.wait_for(harness.programs.delete("mine", mine.id), 5)
+    assert not deleting.done()
+    deleting.cancel()
+
+
+async def test_sessions_of_others_are_not_looked_at(programs: Programs) -> None:
+    """There may be thousands of them."""
+    for _ in range(3):
+        programs.create(Unordered("theirs"), 60)
+    mine = programs.create("mine", 60, "b")
+    mine.create_variable("v", "", "text")
+    other = programs.create("mine", 60, "a")
+    assert programs.sessions("mine") == [other, mine]
+
+
+class Unordered(str):
+    """A tenant that may not be put in an order with others."""
+
+    def __lt__(self, other: str) -> bool:
+        raise AssertionError("sessions of all tenants are sorted")
+
+    __gt__ = __lt__
+
+
 async def test_an_idle_session_ends_and_a_running_one_does_not() -> None:
     harness = ProgramsHarness(engine := ScriptedEngine())
     watching = asyncio.create_task(harness.programs.watch())

@@ -360,6 +360,29 @@ def test_a_take_that_fails_after_it_was_made_and_whose_name_another_process_save
     check(store, range(12))
 
 
+def test_a_save_that_fails_after_it_was_made_and_that_another_process_changes_before_it_is_undone(remote):
+    """The save cannot be undone any more, so it is one."""
+    store, other = open_store(remote), open_store(remote, seed="b")
+    replace_object = remote.replace
+
+    def fails_once(key, value, expected):
+        remote.replace = changed_first
+        replace_object(key, value, expected)
+        raise Unavailable("gone", reason="STORE_FAILED")
+
+    def changed_first(key, value, expected):
+        remote.replace = replace_object
+        other.refresh_name("t", "a")
+        other.update("t", "a", labels={"k": "v"})
+        return replace_object(key, value, expected)
+
+    remote.replace = fails_once
+    saved, _ = save(store, range(8))
+    assert saved.version == 1
+    assert store.get("t", "a").labels == {"k": "v"}
+    check(open_store(remote, seed="c"), range(8))
+
+
 def test_other_changes_whose_replies_are_lost(remote):
     store = open_store(remote)
     save(store, range(8))

@@ -9,6 +9,7 @@
     call_sink.py     calls as events, what is no call as text; nothing is lost
     json_scanner.py  JSON as it streams
     grammar.py       grammars that hold an output to calls; element_grammar.py: their rules for elements
+    optional_properties.py  how many of them can be followed
 
 Plain Python, without the model and without tokens: servers use it where they turn outputs into messages.
 """

@@ -6,7 +6,8 @@ to be given back as text.
 
 from collections.abc import Collection, Mapping
 
-from jaxctx.model.text.json_schemas import Schema
+from jaxctx.model.text.json_schemas import References, Schema
+from jaxctx.model.text.tool_calls.element_values import SchemaTypes
 from jaxctx.model.text.tool_calls.events import TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart, ToolEvent
 
 
@@ -21,6 +22,7 @@ class CallSink:
         """
         self._tool_names = tool_names
         self._schemas = schemas or {}
+        self._types: dict[str, SchemaTypes] = {}  # of schemas that calls had, by the names of tools
         self._whole_calls = whole_calls
         self._events: list[ToolEvent] = []
         self._calls = 0  # that have begun
@@ -36,9 +38,15 @@ class CallSink:
         """Whether there is a tool of this name."""
         return self._tool_names is None or name in self._tool_names
 
-    def schema(self, name: str) -> Schema:
-        """Of the arguments of a tool; empty where nothing is known."""
-        return self._schemas.get(name, {})
+    def argument_types(self, name: str, key: str) -> set[str] | None:
+        """The types of JSON that an argument of a tool may have; None: not known, or any."""
+        schema = self._schemas.get(name, {})
+        properties = schema.get("properties")
+        if not isinstance(properties, dict) or key not in properties:
+            return None
+        if name not in self._types:
+            self._types[name] = SchemaTypes(References(schema))
+        return self._types[name].allowed(properties[key])
 
     # --- Called by readers
 

@@ -14,7 +14,7 @@ one at the start. `element_grammar` holds outputs to the same.
 import json
 
 from jaxctx.model.text.tool_calls.call_sink import CallSink
-from jaxctx.model.text.tool_calls.element_values import argument_text, types_of
+from jaxctx.model.text.tool_calls.element_values import argument_text
 from jaxctx.model.text.tool_calls.json_scanner import JsonScanner, Malformed
 from jaxctx.model.text.tool_calls.marks import partial_length
 
@@ -89,9 +89,7 @@ class ElementReader:
 
     def _begin_value(self, key: str) -> None:
         if key not in self._types:
-            schema = self._sink.schema(self._name)
-            properties = schema.get("properties")
-            self._types[key] = types_of(properties.get(key) if isinstance(properties, dict) else None, schema)
+            self._types[key] = self._sink.argument_types(self._name, key)
         types = self._types[key]
         self._key, self._state = key, "value"
         self._value, self._held = [], ""

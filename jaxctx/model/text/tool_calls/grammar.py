@@ -15,11 +15,20 @@ from typing import Any, Literal
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import Schema
-from jaxctx.model.text.tool_calls.arguments import ArgumentsSchema, RulesSize, Tool, arguments_schema, check_properties
+from jaxctx.model.text.tool_calls.arguments import (
+    ArgumentsSchema,
+    RulesSize,
+    RulesWork,
+    Tool,
+    arguments_schema,
+    check_properties,
+    is_strict_tool,
+)
 from jaxctx.model.text.tool_calls.element_grammar import ELEMENT_RULES, element_rules
 from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE, PARAMETER
 from jaxctx.model.text.tool_calls.keyword_arguments import KEY
 from jaxctx.model.text.tool_calls.marks import split_markers
+from jaxctx.model.text.tool_calls.optional_properties import check_optional
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 from jaxctx.model.text.tool_calls.symbols import ANY_TEXT, alternatives, json_symbol, quoted, sequence
 
@@ -125,7 +134,9 @@ class GrammarWriter:
         syntax, trigger = self._syntax, self._syntax.trigger
         places = range(len(tools))
         write_arguments = WRITERS[syntax.arguments]
-        schemas = [arguments_schema(tool, is_free or self._strict_only) for tool in tools]
+        # Each kind has its own, so that no other tool keeps a strict one from its rules.
+        work = {True: RulesWork(), False: RulesWork()}
+        schemas = [arguments_schema(tool, is_free or self._strict_only, work[is_strict_tool(tool)]) for tool in tools]
         rules = [rule for place in places for rule in write_arguments(f"arguments_{place}", schemas[place])]
         write_call = self._call_as_json if text is not None and not trigger else self._call
         rules += [f"call_{place}: {write_call(syntax.before_name, place, tools[place])}" for place in places]
@@ -213,8 +224,19 @@ class GrammarWriter:
 
 
 def object_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
-    """The rule of this name, for the arguments of a tool as an object."""
-    return [f"{name}: {json_symbol({**arguments.schema, 'x-guidance': arguments.options})}"]
+    """The rule of this name, for the arguments of a tool as an object.
+
+    A schema whose objects have too many optional properties for llguidance raises InvalidArgument naming `tools` if the
+    tool is strict; any other tool is then held to no schema.
+    """
+    schema: Schema = arguments.schema
+    try:
+        check_optional(schema, arguments.references, arguments.work.look)
+    except InvalidArgument:
+        if arguments.is_strict:
+            raise
+        schema = {"type": "object"}
+    return [f"{name}: {json_symbol({**schema, 'x-guidance': arguments.options})}"]
 
 
 def keyword_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
@@ -241,14 +263,14 @@ def property_rules(name: str, arguments: ArgumentsSchema) -> list[str]:
         if schema.get("additionalProperties") is False:
             return [f'{name}: ""']
         return any_keywords(name)
-    keys, size = list(properties), RulesSize()
+    keys, size, required = list(properties), RulesSize(), set(required)
     rules = [f"{name}: {name}_first_0"]
     for place, key in enumerate(keys):
-        rules += size.checked([f"{name}_{place}: {quoted(key + '=')} {arguments.json_of(properties[key])}"])
-        for state, before in (("first", ""), ("next", '", "')):
-            written = sequence(before, f"{name}_{place}", f"{name}_next_{place + 1}")
+        rules += size.checked([f"{name}_{place}: {arguments.json_of(properties[key])} {name}_next_{place + 1}"])
+        # Where all are optional, any may be next. With a rule for the name too, llguidance could not follow so many.
+        for state, before in (("first", ""), ("next", ", ")):
             left_out = "" if key in required else f" | {name}_{state}_{place + 1}"
-            rules.append(f"{name}_{state}_{place}: {written}{left_out}")
+            rules.append(f"{name}_{state}_{place}: {quoted(f'{before}{key}=')} {name}_{place}{left_out}")
     return [*rules, *(f'{name}_{state}_{len(keys)}: ""' for state in ("first", "next"))]
 
 

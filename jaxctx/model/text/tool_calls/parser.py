@@ -87,7 +87,8 @@ class ToolCallParser:
             self._begin()
             self._sink.structure(self._opening)
             return found + len(self._opening)
-        certain = len(text) - max(partial_length(text, mark) for mark in (self._opening, self._bare_opening))
+        rest = text[at:]  # what is before is used: no mark begins there
+        certain = len(text) - max(partial_length(rest, mark) for mark in (self._opening, self._bare_opening))
         self._sink.text(text[at:certain])
         self._held = text[certain:]
         return len(text)

@@ -8,7 +8,7 @@ stale, missed or wrongly shared page shows in what a context reads.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
@@ -17,6 +17,7 @@ from jaxctx.cache import page_control
 from jaxctx.cache.attention_overrides import encode_override
 from jaxctx.cache.audit import refcounts
 from jaxctx.cache.block_manager import BlockManager
+from jaxctx.cache.context import Context
 from jaxctx.cache.context_cache import ContextCache, Identity, PrefixMatch
 from jaxctx.cache.prefix_index import NOWHERE, PageNode
 from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
@@ -88,6 +89,7 @@ class Harness:
         refused = self.refused
         full = chosen is None or self.operations % self.setup.every == 0
         before = {e.context: e.context.page_table().tolist() for e in contexts if e is not chosen} if full else {}
+        was_empty = chosen is not None and not (chosen.committed or chosen.working)
         if name == "create" and len(contexts) < MAX_CONTEXTS:
             self.create(a, b)
         elif name == "create":
@@ -101,6 +103,8 @@ class Harness:
             self.fork(chosen, 2)
         elif chosen is not None:
             getattr(self, name)(chosen, b)
+        if was_empty and chosen in contexts and (chosen.committed or chosen.working):
+            self.oracle.use(chosen)  # its first pages count as a use, but not for its lifetime
         self.device.now += 1
         self.settle_moves()
         self.oracle.recount()
@@ -150,7 +154,7 @@ class Harness:
     def enter(self, identity: Identity, manual: bool, b: int) -> Expected:
         pinned = b % 7 == 0
         context = self.cache.create(identity, manual_commit=manual, tenant=f"t{b % 2}")
-        context.pinned = pinned
+        self.cache.pin(context, pinned)
         root, group = self.oracle.keys.root(identity), replace(identity, namespace="")
         self.oracle.contexts.append(Expected(context, root, group, manual, pinned, adapter=identity.adapter))
         return self.oracle.contexts[-1]
@@ -347,6 +351,10 @@ class Harness:
         to = b % (len(e.tokens) + 2)
         self.both(lambda: page_control.rewind(self.cache, e.context, to), lambda: self.oracle.rewind(e, to))
 
+    def take_back(self, e: Expected, b: int) -> None:
+        to = b % (len(e.tokens) + 2)
+        self.both(lambda: page_control.take_back(self.cache, e.context, to), lambda: self.oracle.take_back(e, to))
+
     def reserve(self, e: Expected, b: int) -> None:
         available = self.cache.block_manager.available
         pages = (b % 3, b % (self.setup.pages + 2), available, available + 1)[b % 4]
@@ -457,7 +465,10 @@ class Harness:
         own = (
             set().union(*(e.chain for e in victims)).difference(*(e.chain for e in oracle.contexts if e not in victims))
         )
-        assert cache.suspendable() == len(own) + sum(e.working for e in victims)
+        suspendable = len(own) + sum(e.working for e in victims)
+        self.compare_victims(victims)
+        assert (cache.victims_for(suspendable + 1), cache.victims_for(0)) == (None, [])
+        assert (cache.victims_for(suspendable) is None) == (suspendable < 0)
         assert set(cache.context_table) == {e.context for e in oracle.contexts}
         assert len(cache.context_table) == len(oracle.contexts)
         for tenant in ("t0", "t1", "p", "\0t0"):
@@ -465,6 +476,20 @@ class Harness:
             assert [context.id for context in cache.list(tenant, "", 99)] == ids
         for node in nodes(cache.block_manager.index):
             self.compare_node(node)
+
+    def compare_victims(self, victims: list[Expected]) -> None:
+        """The first victims are found by whose suspension so many pages are free or cached."""
+        chosen: list[Context] = []
+        holders = Counter(key for e in self.oracle.contexts for key in e.chain)
+        available = 0
+        for e in victims:
+            holders.subtract(e.chain)
+            more = e.working + sum(holders[key] == 0 for key in e.chain)
+            if e.committed or e.working:
+                chosen.append(e.context)
+            if more:
+                assert self.cache.victims_for(available + 1) == self.cache.victims_for(available + more) == chosen
+            available += more
 
     def compare_counts(self) -> None:
         pool, cached = self.cache.block_manager.pool, self.oracle.cached()

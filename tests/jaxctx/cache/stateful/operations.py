@@ -30,6 +30,7 @@ OPERATIONS = {
     "publish": 4,
     "truncate": 4,
     "rewind": 8,
+    "take_back": 4,
     "reserve": 5,
     "commit": 3,
     "release": 4,

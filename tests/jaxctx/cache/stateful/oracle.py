@@ -232,6 +232,13 @@ class Oracle:
         else:
             self._keep(e, to)
 
+    def take_back(self, e: Expected, to: int) -> None:
+        if to > len(e.tokens):
+            raise OutOfRange("")
+        if to < e.committed * self.page_size:
+            e.working_tokens, e.held, e.working = 0, False, 0
+        self._keep(e, to)
+
     def reserve(self, e: Expected, pages: int) -> None:
         if e.suspended:
             chain = self.warm(self.path(e, [], self.among()))

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
+from jaxctx.cache.context_table import ContextTable
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import PROGRAM_LABELS, Caller
 from jaxctx.errors import (
@@ -149,6 +151,30 @@ async def test_an_engine_holds_so_many_contexts(make_engine) -> None:
         with pytest.raises(ResourceExhausted) as error:
             await call
         assert error.value.reason == "TOO_MANY_CONTEXTS"
+
+
+async def test_plans_and_pages_look_at_no_contexts_of_others(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands of them, and each look takes time from everybody's steps."""
+    context = (await engine.create(ME, CreateContextRequest(pinned=True))).context_id
+    await engine.fill(ME, context, [1] * 40)
+    for _ in range(3):
+        other = (await engine.create(OTHER, CreateContextRequest())).context_id
+        await engine.fill(OTHER, other, [1] * 40)
+
+    def refuse(table: ContextTable) -> NoReturn:
+        raise AssertionError("all contexts are looked at")
+
+    monkeypatch.setattr(ContextTable, "__iter__", refuse)
+    planned = await engine.plan(ME, [2] * 40)
+    assert planned.pages_available == engine.core.config.pages - 3
+    planned = await engine.plan(ME, [2], context_id=context)
+    assert planned.pages_available == engine.core.config.pages - 3
+    found = await engine.inspect(ME, context, include_pages=True)
+    assert found.pages is not None
+    assert [*found.pages.refcounts] == [1, 1, 1]
+    monkeypatch.undo()
 
 
 async def test_a_plan_is_what_a_fill_then_finds(engine: LocalEngine) -> None:

@@ -58,7 +58,8 @@ class SchedulerHarness:
     def context(self, tokens: list[int], *, priority: int = 0, pinned: bool = False, computed: bool = False) -> Context:
         """A context with these tokens buffered, or with KV."""
         context = self.cache.create(Identity("", "model"))
-        context.priority, context.pinned = priority, pinned
+        context.priority = priority
+        self.cache.pin(context, pinned)
         self.cache.append(context, tokens)
         if computed:
             self.cache.grow(context, len(tokens))

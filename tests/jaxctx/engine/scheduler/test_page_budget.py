@@ -14,8 +14,8 @@ def test_promised_pages_are_not_claimable(harness) -> None:
     harness.scheduler.submit(request)
     harness.schedule()
     assert budget.claimable() == 8
-    assert budget.can_claim(8)
-    assert not budget.can_claim(9)  # a running request is not suspended
+    assert budget.claim(8) == Claim(True)
+    assert budget.claim(9) == Claim(False)  # a running request is not suspended
 
 
 def test_a_claim_suspends_no_more_than_it_needs(harness) -> None:

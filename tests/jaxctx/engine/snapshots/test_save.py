@@ -144,6 +144,40 @@ async def test_near_a_quota_a_save_waits_for_a_look_and_holds_no_pages_meanwhile
     assert (await saving).version == 1
 
 
+async def test_near_a_quota_a_save_waits_for_a_look_that_began_far_from_it(
+    make_engine: Any, tmp_path: Any, monkeypatch
+) -> None:
+    """What the other server saved counts, though a look takes longer than the saves that lead to the limit."""
+    limits = replace(SMALL, max_snapshots_per_tenant=4)
+    engine, other = (make_engine(limits, store=tmp_path.as_uri(), device=device) for device in ("a", "b"))
+    await save_durably(other, "b0", "b1", "b2")
+    begun, may_end, look = threading.Event(), threading.Event(), engine.store.refresh_tenant
+
+    def slow_look(tenant: str) -> None:
+        begun.set()
+        assert may_end.wait(30)
+        look(tenant)
+
+    monkeypatch.setattr(engine.store, "refresh_tenant", slow_look)
+    await save_durably(engine, "a0")
+    assert await asyncio.to_thread(begun.wait, 30)
+    saving = asyncio.create_task(save_durably(engine, "a1", "a2", "a3"))
+    try:
+        await asyncio.wait([saving], timeout=1)
+        assert not saving.done()
+    finally:
+        may_end.set()
+    with pytest.raises(ResourceExhausted, match="max_snapshots_per_tenant is 4"):
+        await saving
+
+
+async def save_durably(engine: LocalEngine, *names: str) -> None:
+    """A snapshot of each name, one after another."""
+    context = await filled(engine)
+    for name in names:
+        await engine.save(ME, SaveRequest(context_id=context, name=name, durable=True))
+
+
 async def test_without_a_quota_no_save_looks(make_engine: Any, tmp_path: Any, monkeypatch) -> None:
     engine = make_engine(SMALL, store=tmp_path.as_uri())
     look = SlowLook(engine, monkeypatch)

@@ -5,12 +5,7 @@ import threading
 
 import pytest
 
-from jaxctx.engine.snapshots.store_calls import (
-    complete_or_undo,
-    refresh_name,
-    refresh_tenant,
-    refresh_tenant_soon,
-)
+from jaxctx.engine.snapshots.store_calls import TenantRefresher, complete_or_undo, refresh_name
 
 
 class Store:
@@ -20,7 +15,8 @@ class Store:
         self.durable = durable
         self.looked: list[tuple[str, ...]] = []
         self.threads: list[threading.Thread] = []
-        self.refreshed = threading.Event()
+        self.refreshed, self.may_end = threading.Event(), threading.Event()
+        self.may_end.set()
 
     def refresh_name(self, tenant: str, name: str) -> None:
         self.looked.append((tenant, name))
@@ -29,6 +25,7 @@ class Store:
     def refresh_tenant(self, tenant: str) -> None:
         self.looked.append((tenant,))
         self.threads.append(threading.current_thread())
+        assert self.may_end.wait(10)
         self.refreshed.set()
 
 
@@ -90,7 +87,7 @@ async def test_names_are_refreshed_off_the_event_loop_and_only_where_something_i
     durable, in_memory = Store(True), Store(False)
     for store in (durable, in_memory):
         await refresh_name(store, "t", "n")  # type: ignore[arg-type]
-        await refresh_tenant(store, "t")  # type: ignore[arg-type]
+        await TenantRefresher(store).refresh("t")  # type: ignore[arg-type]
     assert (durable.looked, in_memory.looked) == ([("t", "n"), ("t",)], [])
     assert threading.current_thread() not in durable.threads
 
@@ -98,7 +95,28 @@ async def test_names_are_refreshed_off_the_event_loop_and_only_where_something_i
 async def test_a_refresh_may_begin_without_being_waited_for() -> None:
     durable, in_memory = Store(True), Store(False)
     for store in (durable, in_memory):
-        refresh_tenant_soon(store, "t")  # type: ignore[arg-type]
+        TenantRefresher(store).begin("t")  # type: ignore[arg-type]
     assert await asyncio.to_thread(durable.refreshed.wait, 10)
     assert (durable.looked, in_memory.looked) == ([("t",)], [])
     assert threading.current_thread() not in durable.threads
+
+
+async def test_who_asks_for_a_refresh_that_is_under_way_waits_for_it() -> None:
+    """Also if it began for someone who does not wait, or who leaves."""
+    store = Store(True)
+    tenants = TenantRefresher(store)  # type: ignore[arg-type]
+    store.may_end.clear()
+    tenants.begin("t")
+    first, other = (asyncio.create_task(tenants.refresh("t")) for _ in range(2))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    await asyncio.sleep(0.05)
+    assert first.cancelled()
+    assert not other.done()
+    store.may_end.set()
+    await other
+    assert store.refreshed.is_set()
+    assert store.looked == [("t",)]
+    await tenants.refresh("t")
+    await tenants.refresh("u")
+    assert store.looked == [("t",), ("t",), ("u",)], "each look ends"

@@ -12,6 +12,8 @@ from llguidance import LLMatcher
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import closed_objects
 from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS, element_grammar
+from jaxctx.model.text.tool_calls.arguments import MAX_LOOKS, RulesWork
+from jaxctx.model.text.tool_calls.element_reader import END_OF_VALUE
 from tests.tool_call_events import parse
 from tests.tool_call_grammars import PLAIN, accepts, draw, elements
 
@@ -141,6 +143,32 @@ def test_values_beside_each_other(schema: Any, accepted: list[Any], refused: lis
             assert read(parameters, text) == {"x": value}
 
 
+def test_many_values_are_one_terminal() -> None:
+    """llguidance follows 2000 rules where a value begins: of more values, none could be written."""
+    values = [f"v{place}" for place in range(4000)]
+    names = {name: {"$ref": "#/$defs/e", "title": name} for name in ("a", "b")}
+    grammar = grammar_of({"properties": names, "$defs": {"e": {"enum": values}}})
+    assert grammar.count('"v3999"') == 1  # for both arguments
+    for text in ({"a": "v3999", "b": "v0"}, {"b": "v39"}):
+        assert accepts(PLAIN[0], grammar, called(elements(json.dumps(text))))
+    for text in ({"a": "v4000"}, {"b": "v"}, {"a": ""}):
+        assert not accepts(PLAIN[0], grammar, called(elements(json.dumps(text))))
+
+
+@pytest.mark.parametrize("schema", [{"minLength": 3}, {"maxLength": 2}, {"$ref": "#/$defs/bounded"}])
+def test_a_bound_of_texts_where_any_value_fits(schema: Any) -> None:
+    """A value in quotes is read without them, so that no length of what is written holds the text to the bound."""
+    parameters = {"properties": {"x": schema}, "$defs": {"bounded": {"title": "B", "minLength": 1}}}
+    with pytest.raises(InvalidArgument) as raised:
+        grammar_of(parameters)
+    assert [violation.field for violation in raised.value.violations] == ["tools"]
+    grammar = grammar_of(parameters, is_strict=False)
+    for written in ('"a"', "ab", "abc", "[1, 2, 3]", "", "5"):
+        assert accepts(PLAIN[0], grammar, called(f"<parameter=x>\n{written}\n</parameter>\n"))
+    unbounded = grammar_of({"properties": {"x": {"minLength": 0, "title": "X"}}})
+    assert accepts(PLAIN[0], unbounded, called('<parameter=x>\n"a"\n</parameter>\n'))
+
+
 TREE = {
     "properties": {"name": TEXT, "children": {"type": "array", "items": {"$ref": "#"}}},
     "required": ["name", "children"],
@@ -184,25 +212,77 @@ def test_references_to_the_whole_schema_and_to_properties(
             assert read(parameters, text) == arguments
 
 
-def test_each_schema_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many schemas, keys and values are looked at, one after the other."""
+    found: list[int] = []
+    look = RulesWork.look
+    monkeypatch.setattr(RulesWork, "look", lambda work, count: found.append(count) or look(work, count))
+    return found
+
+
+def test_each_schema_is_looked_at_once(looks: list[int]) -> None:
     """However many ways there are to it."""
-    depth, branching, looks = 16, 10, 0
+    depth, branching = 16, 10
     defs: dict[str, Any] = {str(depth): {**TEXT, "maxLength": 2}}
     for level in range(depth):
         defs[str(level)] = {"anyOf": [{"$ref": f"#/$defs/{level + 1}"} for _ in range(branching)]}
-    alternatives_in = element_grammar.alternatives_in
-
-    def counted(schema: Any) -> Any:
-        nonlocal looks
-        looks += 1
-        assert looks < 1000
-        return alternatives_in(schema)
-
-    monkeypatch.setattr(element_grammar, "alternatives_in", counted)
     grammar = grammar_of({"properties": {"x": {"$ref": "#/$defs/0"}}, "$defs": defs})
-    assert looks <= depth * (branching + 1) + 2
+    assert sum(looks) <= 4 * depth * (branching + 1) + 10  # for its types and for its texts, and as alternatives
     assert accepts(PLAIN[0], grammar, called(elements('{"x": "ab"}')))
     assert not accepts(PLAIN[0], grammar, called(elements('{"x": "abc"}')))
+
+
+def test_a_schema_that_many_arguments_refer_to_is_looked_at_once(
+    looks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body of 48 KB took 12 s."""
+    values, arguments = 2000, 100
+    read: list[str] = []
+    argument_text = element_grammar.argument_text
+    monkeypatch.setattr(
+        element_grammar, "argument_text", lambda text, types: read.append(text) or argument_text(text, types)
+    )
+    listed = {"enum": [*map(str, range(values)), END_OF_VALUE]}  # which is found last to be no text
+    grammar = grammar_of(referring(arguments, listed), is_strict=False)
+    assert len(read) == values
+    assert sum(looks) <= 4 * (values + 1) + 8 * arguments
+    assert accepts(PLAIN[0], grammar, called(elements('{"a1": "anything"}')))
+
+
+def referring(count: int, *shared: Any) -> dict[str, Any]:
+    """So many arguments, all of the same schema, or of one of the same schemas and one of their own."""
+    names = [{"$ref": f"#/$defs/{place}"} for place, _ in enumerate(shared)]
+    properties = {f"a{place}": {**names[0], "title": str(place)} for place in range(count)}
+    if len(names) > 1:
+        properties = {f"a{place}": {"anyOf": [*names, {"const": f"own {place}"}]} for place in range(count)}
+    return {"properties": properties, "$defs": {str(place): each for place, each in enumerate(shared)}}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        referring(512, {"enum": [str(value) for value in range(1000)]}, {"enum": ["x", END_OF_VALUE]}),
+        referring(512, *({"anyOf": [{"type": "integer"}] * 10} for _ in range(30))),
+        referring(30, {"const": ["long" * 20_000]}, {"const": END_OF_VALUE}),
+    ],
+)
+def test_so_much_is_looked_at_for_all_arguments(parameters: Any, looks: list[int]) -> None:
+    """Where each has schemas of others and more, what is kept does not help. They are many together."""
+    with pytest.raises(InvalidArgument) as raised:
+        grammar_of(parameters)
+    assert [violation.field for violation in raised.value.violations] == ["tools"]
+    looks.clear()
+    grammar = grammar_of(parameters, is_strict=False)
+    assert MAX_LOOKS < sum(looks) < 2 * MAX_LOOKS
+    assert accepts(PLAIN[0], grammar, called(elements('{"a1": [1], "b": 1}')))
+
+
+def test_alternatives_of_which_not_all_are_known() -> None:
+    """A tool that is not strict may have any of them, and not those alone that are known."""
+    for unknown in ({"$ref": "#/$defs/none"}, 5):
+        grammar = grammar_of({"properties": {"a": {"anyOf": [{"const": "x"}, unknown]}}}, is_strict=False)
+        assert accepts(PLAIN[0], grammar, called(elements('{"a": "y"}')))
 
 
 MIXED = closed_objects(

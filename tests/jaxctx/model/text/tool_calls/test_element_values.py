@@ -6,14 +6,19 @@ from typing import Any
 
 import pytest
 
+from jaxctx.model.text.json_schemas import References
 from jaxctx.model.text.tool_calls import element_values
-from jaxctx.model.text.tool_calls.element_values import MAX_SCHEMAS, argument_text, types_of
+from jaxctx.model.text.tool_calls.element_values import MAX_SCHEMAS, SchemaTypes, argument_text
 
 DEFINITIONS: dict[str, Any] = {
     "whole": {"type": "integer"},
     "again": {"$ref": "#/$defs/again"},
     "tree": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/tree"}, {"$ref": "#/$defs/whole"}]},
 }
+
+
+def types_of(schema: Any, root: Any) -> set[str] | None:
+    return SchemaTypes(References(root)).allowed(schema)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +77,24 @@ def test_so_many_schemas_are_looked_at() -> None:
     chain |= {str(MAX_SCHEMAS - 1): {"type": "integer"}}
     assert types_of(chain["0"], chain) == {"integer"}
     assert types_of({"$ref": "#/0"}, chain) is None
+    # Whatever was asked before.
+    types, too_long = SchemaTypes(References(chain)), {"$ref": "#/0"}
+    assert types.allowed(too_long) is None
+    assert types.allowed(chain["0"]) == types.allowed(chain["1"]) == {"integer"}
+    assert types.allowed(too_long) is None
+
+
+def test_a_schema_that_many_refer_to_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, references = 1000, 100
+    shared: Any = {"enum": list(range(values))}
+    root: Any = {"properties": [{"$ref": "#/$defs/a"} for _ in range(references)], "$defs": {"a": shared}}
+    looked: list[int] = []
+    types = SchemaTypes(References(root), looked.append)
+    own_types, named = element_values.own_types, list[Any]()
+    monkeypatch.setattr(element_values, "own_types", lambda schema: named.append(schema) or own_types(schema))
+    assert all(types.allowed(schema) == {"integer"} for schema in root["properties"])
+    assert sum(schema is shared for schema in named) == 1
+    assert values < sum(looked) <= values + 3 * references + 2
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from jaxctx.model.text.tool_calls import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
-    element_reader,
+    element_values,
 )
+from jaxctx.model.text.tool_calls.call_sink import CallSink
 from tests.tool_call_events import Read, parse
 
 
@@ -57,6 +58,24 @@ MARKED = {
 }
 
 
+OBJECT = '{"name": "f", "arguments": {"a": "x"}}'
+PIECES = {
+    "hermes": ["<tool_call>", "</tool_call>", OBJECT, "<tool_"],
+    "llama3_json": ["<|python_tag|>", '{"name": "f", "parameters": {"a": 1}}', "; ", "<|py", OBJECT],
+    "mistral": ["[TOOL_CALLS]", "[TOOL", "[ARGS]", "[", "]", ", ", "f", OBJECT],
+    "mistral_named": ["[TOOL_CALLS]", "[TOOL", "[ARGS]", "[AR", "[CALL_ID]", "f", '{"a": 1}'],
+    "granite": ["<|tool_call|>", "<|tool", "[", "]", ", ", OBJECT],
+    "phi4": ["<|tool_call|>", "<|/tool_call|>", "<|/tool", "[", "]", ", ", OBJECT],
+    "functools": ["functools", "functools[", "func", "[", "]", ", ", OBJECT],
+    "olmo3": ["<function_calls>", "</function_calls>", "f(a=1)", "f(", "b=[1]", ")", ",", "<func", "</fun"],
+    "qwen3_coder": [
+        *("<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "</parameter>", "<tool", "1"),
+        *("<fun", "</para", "<parameter=list>", '["</parameter>"]'),
+    ],
+}
+"""What outputs of each format are made of, and what looks like it."""
+
+
 def call(name: str, tool: str, arguments: str) -> str:
     return MARKED[name].format(name=tool, arguments=arguments)
 
@@ -68,6 +87,28 @@ def test_a_call_with_text_around_it(name: str, arguments: str, whole_calls: bool
     text = "Let me < see [TOOL <tool_ <|py" + call(name, "f", arguments) + "Done."
     found = every_split(name, text, whole_calls=whole_calls)
     assert found == Read(text="Let me < see [TOOL <tool_ <|pyDone.", calls=[("f", arguments)], order="tct")
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
+def test_random_texts_are_read_the_same_however_they_are_cut(name: str) -> None:
+    """Also behind a call that is malformed, where a piece may end within the next mark; and nothing is lost."""
+    pieces, calls = [*PIECES[name], "{", "}", '"', "x", " ", "\n", "<", "["], 0
+    for seed in range(300):
+        chooser = random.Random(seed)
+        text = "".join(chooser.choices(pieces, k=chooser.randint(2, 9)))
+        whole_calls, schemas = chooser.random() < 0.5, {"f": {"properties": {"list": {"type": "array"}}}}
+
+        def read(*parts: str, whole_calls: bool = whole_calls, schemas: Any = schemas) -> Read:
+            make = TOOL_CALL_FORMATS[name].parser
+            return parse(make(tool_names=["f"], whole_calls=whole_calls, schemas=schemas), list(parts))
+
+        whole = read(text)
+        place, second = sorted(chooser.randint(0, len(text)) for _ in range(2))
+        assert read(text[:place], text[place:second], text[second:]) == whole, (text, place, second)
+        assert read(*text) == whole, text
+        assert whole.calls or whole.text == text
+        calls += len(whole.calls)
+    assert calls
 
 
 @pytest.mark.parametrize(
@@ -362,12 +403,26 @@ def test_a_text_ends_at_the_first_mark(value: str, expected: str) -> None:
 def test_types_of_an_argument_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for each value that a model writes."""
     found: list[Any] = []
-    types_of = element_reader.types_of
-    monkeypatch.setattr(element_reader, "types_of", lambda *given: found.append(given) or types_of(*given))
+    argument_types = CallSink.argument_types
+    monkeypatch.setattr(CallSink, "argument_types", lambda *given: found.append(given) or argument_types(*given))
     text = f"<tool_call><function=f>{element('whole', '5') * 100}{element('text', '5')}</function></tool_call>"
     read = parse(TOOL_CALL_FORMATS["qwen3_coder"].parser(schemas={"f": SCHEMA}), [text])
     assert read.calls == [("f", '{"whole": 5, "text": "5"}')]
     assert len(found) == 2
+
+
+def test_a_schema_that_many_arguments_refer_to_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in several calls: it may list many values, while the server waits."""
+    shared: Any = {"enum": [1] * 100}
+    names = [f"a{place}" for place in range(20)]
+    schema = {"properties": {name: {"$ref": "#/$defs/e"} for name in names}, "$defs": {"e": shared}}
+    own_types, looked = element_values.own_types, list[Any]()
+    monkeypatch.setattr(element_values, "own_types", lambda given: looked.append(given) or own_types(given))
+    written = "".join(element(name, "1") for name in names)
+    text = f"<tool_call><function=f>{written}</function></tool_call>" * 3
+    read = parse(TOOL_CALL_FORMATS["qwen3_coder"].parser(schemas={"f": schema}), [text])
+    assert [json.loads(arguments) for _, arguments in read.calls] == [dict.fromkeys(names, 1)] * 3
+    assert sum(given is shared for given in looked) == 1
 
 
 def test_elements_whose_opening_mark_was_forgotten() -> None:

@@ -1,0 +1,128 @@
+"""Objects with too many optional properties are refused, and llguidance follows all others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import llguidance
+import pytest
+from llguidance import LLMatcher
+
+from jaxctx.engine.grammar.compiler import LIMITS
+from jaxctx.errors import InvalidArgument
+from jaxctx.model.text.json_schemas import LENIENT, STYLE, References
+from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS
+from jaxctx.model.text.tool_calls.optional_properties import MAX_ITEMS, check_optional
+from jaxctx.model.text.tool_calls.symbols import json_symbol
+from tests.tool_call_grammars import PLAIN
+
+Case = tuple[dict[str, Any], Any]  # a schema, and a value of it
+
+
+def object_of(optional: int, *, before: int = 0, behind: int = 0, prefix: str = "") -> Case:
+    """An object with optional properties between those that are required."""
+    required = [f"{prefix}{place}" for place in range(before)]
+    middle = [f"{prefix}o{place}" for place in range(optional)]
+    last = [f"{prefix}z{place}" for place in range(behind)]
+    properties = {name: {"type": "string"} for name in [*required, *middle, *last]}
+    schema = {"type": "object", "properties": properties, "required": [*required, *last], "additionalProperties": False}
+    return schema, dict.fromkeys([*required, middle[-1], *last], "x")
+
+
+def either(optional: int, **of_each: int) -> Case:
+    """One of two objects, of which one is named by a reference, or null."""
+    (first, value), (second, _) = (object_of(optional, prefix=prefix, **of_each) for prefix in "ab")
+    return {"anyOf": [first, {"oneOf": [{"$ref": "#/$defs/b"}, {"type": "null"}]}], "$defs": {"b": second}}, value
+
+
+def inside(optional: int) -> Case:
+    schema, value = object_of(optional)
+    return {"allOf": [{"type": "array", "items": schema}]}, [value]
+
+
+def check(schema: Any) -> None:
+    check_optional(schema, References(schema), lambda _: None)
+
+
+def json_grammar(schema: dict[str, Any]) -> str:
+    return "start: " + json_symbol({**schema, "x-guidance": {**STYLE, **LENIENT}})
+
+
+def is_followed(grammar: str, text: str) -> bool:
+    """Whether llguidance takes a text of the grammar, within the limits of the server."""
+    matcher = LLMatcher(PLAIN[0], grammar, log_level=0, limits=llguidance.LLParserLimits(**LIMITS))
+    tokens = PLAIN[0].tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "most"),
+    [
+        (object_of, {}, MAX_ITEMS // 4),
+        (object_of, {"behind": 1}, MAX_ITEMS // 3),
+        (object_of, {"before": 1}, MAX_ITEMS // 2),
+        (object_of, {"before": 1, "behind": 1}, MAX_ITEMS // 2),
+        (either, {}, MAX_ITEMS // 8),
+        (either, {"behind": 2}, MAX_ITEMS // 6),
+        (either, {"before": 1}, MAX_ITEMS // 2),
+        (inside, {}, MAX_ITEMS // 4),
+    ],
+)
+def test_as_many_as_can_be_followed(make: Any, options: dict[str, int], most: int) -> None:
+    schema, value = make(most, **options)
+    check(schema)
+    assert is_followed(json_grammar(schema), json.dumps(value))
+    with pytest.raises(InvalidArgument) as raised:
+        check(make(most + 1, **options)[0])
+    assert [violation.field for violation in raised.value.violations] == ["tools"]
+
+
+def test_those_that_could_not_be_followed() -> None:
+    """So that this is not forgotten once llguidance can."""
+    schema, value = object_of(501)
+    assert not is_followed(json_grammar(schema), json.dumps(value))
+
+
+def test_what_is_no_schema_has_no_properties() -> None:
+    for schema in ({"properties": 5}, {"required": 5, "properties": {"a": 5}}, {"anyOf": 5}, {"anyOf": [5]}):
+        check(schema)
+    check({"required": [{}], "properties": {"a": {"$ref": "#/none"}}, "$ref": 5, "allOf": [{}, 5]})
+    check({"$ref": "#"})
+
+
+def test_each_schema_is_looked_at_once() -> None:
+    """However many others have it among their alternatives."""
+    (shared, _), references = object_of(1, before=100), 50
+    names = [{"anyOf": [{"$ref": "#/$defs/a"}]} for _ in range(references)]
+    document: Any = {"prefixItems": names, "$defs": {"a": shared}}
+    looked: list[int] = []
+    check_optional(document, References(document), looked.append)
+    assert sum(looked) <= 201 + 101 + 10 * references + 2
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
+def test_tools_with_many_optional_arguments(name: str) -> None:
+    """All are followed, or a strict tool is refused and any other is held to less."""
+    tool_format, (parameters, arguments) = TOOL_CALL_FORMATS[name], object_of(512)
+    function = {"name": "f", "parameters": parameters}
+    strict = {"type": "function", "function": {**function, "strict": True}}
+    text = tool_format.text([("f", arguments)])
+    if name in ("olmo3", "qwen3_coder"):
+        assert is_followed(tool_format.grammar([strict], "required", False), text)
+    else:
+        for choice in ("required", "auto"):
+            with pytest.raises(InvalidArgument):
+                tool_format.grammar([strict], choice, False)
+    grammar = tool_format.grammar([{"type": "function", "function": function}], "required", False)
+    assert is_followed(grammar, text)
+
+
+@pytest.mark.parametrize("name", ["olmo3", "qwen3_coder"])
+def test_arguments_that_are_objects_with_many_optional_properties(name: str) -> None:
+    tool_format, (schema, value) = TOOL_CALL_FORMATS[name], object_of(512)
+    function = {"name": "f", "parameters": {"properties": {"a": {"$ref": "#/$defs/o"}}, "$defs": {"o": schema}}}
+    with pytest.raises(InvalidArgument):
+        tool_format.grammar([{"type": "function", "function": {**function, "strict": True}}], "required", False)
+    grammar = tool_format.grammar([{"type": "function", "function": function}], "required", False)
+    assert is_followed(grammar, tool_format.text([("f", {"a": value})]))
