@@ -210,7 +210,6 @@ MUTATIONS = [
         "return 0",
     ),
     Mutation("restoration does not hold", BlockManager, "resume", "self.index.acquire(context.root)", "pass"),
-    Mutation("first pages are no use", ContextTable, "note_pages", "self.by_use.move_to_end(context)", "pass"),
     Mutation("who has no pages is forgotten", ContextTable, "note_pages", "self.by_use[context] = None", "return"),
     Mutation("use does not count", ContextTable, "mark_used", "self.by_use.move_to_end(context)", "pass"),
     Mutation("tokens off by a page", Context, "tokens", "offset = first_page * self.page_size", "offset = start"),
