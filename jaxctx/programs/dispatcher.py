@@ -69,15 +69,18 @@ class Dispatcher:
 
     def submit(self, task: Task) -> None:
         """Queue a task that is ready. One that has ended is ignored; one too many of its tenant fails (QUEUE_FULL)."""
-        if task.ended:
-            return
-        tenant = task.call.tenant
-        queue = self._queues[tenant]
-        if len(queue) >= MAX_WAITING:
+        if not task.ended and len(self._queues[task.call.tenant]) >= MAX_WAITING:
             error = ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL", retry_after_s=1.0)
             task.call.results.fail(task, error)
             return
-        queue[task] = None
+        self._put_back(task)
+
+    def _put_back(self, task: Task) -> None:
+        """Queue a task that was accepted, however many wait: its engine is gone, or could not take it."""
+        if task.ended:
+            return
+        tenant = task.call.tenant
+        self._queues[tenant][task] = None
         # A tenant without tasks saves up no turns.
         self._turns_taken[tenant] = max(self._turns_taken[tenant], self._current_turn)
         self.schedule_dispatch()
@@ -213,7 +216,7 @@ class Dispatcher:
         self.schedule_dispatch()
         if isinstance(error, Unavailable):
             engine.draining = True
-            self.submit(task)
+            self._put_back(task)
         elif isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
             self._retry_later(task, error, error.retry_after_s)
         elif error is not None:
@@ -235,7 +238,7 @@ class Dispatcher:
         if passes_deadline and error.reason == "DEADLINE_UNREACHABLE":
             task.call.results.fail(task, error)
         else:
-            loop.call_later(pause_s, self.submit, task)
+            loop.call_later(pause_s, self._put_back, task)
 
     def _engine_lost(self, engine: EngineHandle) -> None:
         """Queue the tasks of a lost engine again. A task with which several engines in turn were lost fails."""
@@ -248,7 +251,7 @@ class Dispatcher:
                 placement.driver.cancel()
             task.failure_score += GENERATING_SCORE if task.generating else 1
             if task.failure_score < MAX_FAILURE_SCORE:
-                self.submit(task)
+                self._put_back(task)
             else:
                 error = Unavailable("engines in turn were lost with it", reason="ENGINE_FAILED", retry_after_s=10.0)
                 task.call.results.fail(task, error)

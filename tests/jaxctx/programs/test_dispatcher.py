@@ -11,7 +11,7 @@ from jaxctx.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from jaxctx.programs.dispatcher import Dispatcher, Policy
+from jaxctx.programs.dispatcher import MIN_RETRY_S, Dispatcher, Policy
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.programs.tasks import CallContext, Task, TaskGroup
 from jaxctx.types import Criterion, TaskPhase
@@ -292,6 +292,31 @@ async def test_one_task_too_many_of_a_tenant_fails(monkeypatch: pytest.MonkeyPat
     assert (error.reason, error.retry_after_s) == ("QUEUE_FULL", 1.0)
     await harness.submit("d", tenant="another")
     assert len(harness.results.failed) == 1
+
+
+@pytest.mark.parametrize("event", ["loss", "drain", "refusal"])
+async def test_a_task_that_was_accepted_waits_again_however_many_others_do(
+    monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """Only new tasks are refused: one that runs must not fail because its engine was lost, drains or is full."""
+    monkeypatch.setattr("jaxctx.programs.dispatcher.MAX_WAITING", 2)
+    harness = DispatcherHarness(ScriptedEngine("one", max_batch=1))
+    (accepted,) = await harness.submit("a")
+    waiting = await harness.submit("b", "c")
+    harness.handles[0].draining = True  # it takes nothing else, so that those that wait go on waiting
+    if event == "loss":
+        harness.dispatcher.engines.lose(harness.handles[0])
+    elif event == "drain":
+        await harness.end(accepted, Unavailable("draining", reason="DRAINING"))
+    else:
+        await harness.end(accepted, ResourceExhausted("full", reason="QUEUE_FULL", retry_after_s=0.0))
+        await asyncio.sleep(2 * MIN_RETRY_S)
+    assert harness.results.failed == []
+    await harness.submit("d")
+    assert len(harness.results.failed) == 1  # the limit is still one for new tasks
+    harness.dispatcher.engines.register("two", ScriptedEngine("two"), encode)
+    await run_event_loop()
+    assert set(harness.started_tasks()[1:]) == {accepted, *waiting}
 
 
 @pytest.mark.parametrize("runs", [False, True])
