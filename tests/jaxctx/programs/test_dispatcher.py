@@ -86,6 +86,23 @@ async def test_what_an_older_request_needs_goes_first() -> None:
     assert engine.most_running == 1
 
 
+async def test_an_older_request_goes_first_whatever_session_it_is_of() -> None:
+    """Sessions that made fewer requests before do not overtake it."""
+    harness = ProgramsHarness(engine := ScriptedEngine(max_batch=1))
+    old = harness.session()
+    for i in range(5):
+        await ask(old, call(old, f"warm {i} {{{{o}}}}", o=output("o"))["o"])
+    engine.gate.clear()
+    asked = [(old, "blocks"), (old, "older"), *((harness.session(), f"newer {i}") for i in range(3))]
+    made = []
+    for session, prompt in asked:
+        made.append(session.request(call(session, f"{prompt} {{{{o}}}}", o=output("o"))["o"], Criterion.LATENCY))
+        await run_event_loop()
+    engine.gate.set()
+    await asyncio.gather(*(variable.wait() for variable in made))
+    assert engine.did("generate")[5:] == [f"{prompt} " for _, prompt in asked]
+
+
 async def test_without_app_order_tasks_go_as_they_become_ready() -> None:
     harness = ProgramsHarness(engine := ScriptedEngine(max_batch=1), policy=Policy(app_order=False))
     session = harness.session()

@@ -1,6 +1,7 @@
 """The graph: who runs when, with which criterion and in which group, and what fails together."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -125,7 +126,7 @@ class GraphHarness:
         self.started: list[Task] = []
         self.stopped: list[Task] = []
         self.now = 100.0
-        self.graph = Graph(self.started.append, self.stopped.append, lambda: self.now)
+        self.graph = Graph(self.started.append, self.stopped.append, lambda: self.now, itertools.count(1))
 
     def add(self, *prompts: Any, **fields: Any) -> list[Task]:
         """The tasks of a new call."""
