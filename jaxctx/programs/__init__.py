@@ -8,6 +8,7 @@
     dispatcher.py        which engine a ready task goes to, and why
     executor.py          one task on one engine: contexts, tokens, and resuming after the loss of an engine
     native_functions.py  functions of texts, on threads of the server
+    step_threads.py      these threads, which tenants share in turn
     sessions.py          a tenant's namespaces of variables; `Programs`, which wires all of the above together
 
     submit ──▶ graph ──asked for, inputs set──▶ queue ──dispatcher──▶ engine ──tokens──▶ variable ──▶ graph
