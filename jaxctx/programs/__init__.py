@@ -5,6 +5,7 @@
     engine_registry.py   engines: whether they answer, what they hold, how much capacity they have
     tasks.py             semantic calls and their tasks, which continue one sequence
     graph.py             which task makes which variable; which are asked for, how urgently; and groups of tasks
+    tenant_queue.py      a tenant's ready tasks, in the order in which they are placed
     dispatcher.py        which engine a ready task goes to, and why
     executor.py          one task on one engine: contexts, tokens, and resuming after the loss of an engine
     native_functions.py  functions of texts, on threads of the server

@@ -87,6 +87,14 @@ class EngineHandle:
         """How many tasks the engine may run at once, given the criteria of those that it runs."""
         return min([self.engine.info.max_batch, *(self._limit_of(task) for task in self.running)])
 
+    @property
+    def free_places(self) -> int:
+        """How many tasks at most the engine has capacity for, however small they are."""
+        if self.draining:
+            return 0
+        at_least = 0 if self.running else 1  # see `count_fitting`
+        return max(at_least, self.engine.info.max_batch - len(self.running) - self._other_requests)
+
     def count_fitting(self, tasks: Sequence[TaskLoad]) -> int:
         """Return how many of these tasks, from the first, the engine has capacity for.
 

@@ -22,15 +22,18 @@ class Graph:
         self,
         start: Callable[[Task], None],
         stop: Callable[[Task], None],
+        joined: Callable[[Task], None],
         clock: Callable[[], float],
         request_numbers: Iterator[int],
     ) -> None:
         """`start` is called once for each task that was asked for and is ready; `finish` or `fail` it then. `stop` is
-        called for each task that ended, whether it was started or not. `request_numbers` are ascending and shared by
-        all graphs, so that requests of one session can be compared with those of another.
+        called for each task that ended, whether it was started or not, and `joined` for each that became one of a
+        group, which may have been started before. `request_numbers` are ascending and shared by all graphs, so that
+        requests of one session can be compared with those of another.
         """
         self._start = start
         self._stop = stop
+        self._joined = joined
         self._clock = clock
         self._request_numbers = request_numbers
         self._producers: dict[Variable, Task] = {}
@@ -121,6 +124,7 @@ class Graph:
         for producer in feeding:
             if producer.group is None:
                 producer.group = group
+                self._joined(producer)
         return Criterion.THROUGHPUT
 
     def _end(self, task: Task, phase: TaskPhase) -> None:

@@ -47,7 +47,9 @@ class Session:
         self.ttl_s = ttl_s
         self.variables: dict[str, Variable] = {}
         self.calls: dict[str, Call] = {}
-        self.graph = Graph(self._start, self._stop, programs.clock, programs.request_numbers)
+        self.graph = Graph(
+            self._start, self._stop, programs.dispatcher.regroup, programs.clock, programs.request_numbers
+        )
         self.text_bytes = 0  # of all texts that clients have given it
         self._programs = programs
         self._used_at = programs.clock()
