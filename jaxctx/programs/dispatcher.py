@@ -8,13 +8,14 @@ All rules but the turns can be switched off (`Policy`), and every decision state
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from jaxctx.errors import Internal, JaxctxError, ResourceExhausted, Unavailable
 from jaxctx.programs.engine_registry import HEARTBEAT_S, EngineHandle, EngineRegistry
 from jaxctx.programs.tasks import Task
+from jaxctx.programs.tenant_queue import TenantQueue, UnitKey
 
 log = logging.getLogger("jaxctx.programs")
 MAX_WAITING = 1000  # tasks of a tenant
@@ -60,31 +61,37 @@ class Dispatcher:
         self.engines = EngineRegistry(self.schedule_dispatch, self._engine_lost, heartbeat_s)
         self.policy = policy or Policy()
         self._run = run
-        self._queues: dict[str, dict[Task, None]] = defaultdict(dict)  # by tenant, in the order of becoming ready
-        self._turns_taken: dict[str, int] = defaultdict(int)  # by tenant: how many of its tasks were placed
-        self._current_turn = 0  # `_turns_taken` of the tenant that was served last, before it was
+        self._queues: dict[str, TenantQueue] = {}  # by tenant
+        self._current_turn = 0  # `turns_taken` of the tenant that was served last, before it was
         self._placements: dict[Task, Placement] = {}
         self._drivers: set[asyncio.Task[None]] = set()  # those that have not ended, cancelled ones too
         self._is_scheduled = False
 
     def submit(self, task: Task) -> None:
         """Queue a task that is ready. One that has ended is ignored; one too many of its tenant fails (QUEUE_FULL)."""
-        if task.ended:
-            return
-        tenant = task.call.tenant
-        queue = self._queues[tenant]
-        if len(queue) >= MAX_WAITING:
+        if not task.ended and len(self._queue_of(task)) >= MAX_WAITING:
             error = ResourceExhausted("too many tasks wait for engines", reason="QUEUE_FULL", retry_after_s=1.0)
             task.call.results.fail(task, error)
             return
-        queue[task] = None
+        self._put_back(task)
+
+    def _put_back(self, task: Task) -> None:
+        """Queue a task that was accepted, however many wait: its engine is gone, or could not take it."""
+        if task.ended:
+            return
+        queue = self._queue_of(task)
+        queue.add(task, task.request_number if self.policy.app_order else 0, self._unit_of(task))
         # A tenant without tasks saves up no turns.
-        self._turns_taken[tenant] = max(self._turns_taken[tenant], self._current_turn)
+        queue.turns_taken = max(queue.turns_taken, self._current_turn)
         self.schedule_dispatch()
+
+    def regroup(self, task: Task) -> None:
+        """Note that a task has joined a group, if it waits."""
+        self._queue_of(task).set_unit(task, self._unit_of(task))
 
     def withdraw(self, task: Task) -> None:
         """Stop the task if it waits or runs, without reporting its end."""
-        self._queues[task.call.tenant].pop(task, None)
+        self._queue_of(task).discard(task)
         placement = self._placements.pop(task, None)
         if placement is not None:
             placement.engine.running.discard(task)
@@ -98,44 +105,61 @@ class Dispatcher:
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
+        """Place waiting tasks, one unit after the other, until no engine has a place for those that are left.
+
+        The first task of each tenant and model is looked at, and what can be placed with it; not all that wait.
+        """
         self._is_scheduled = False
-        waiting = self._in_turn()
-        while waiting:
-            first = waiting[0]
-            unit = [task for task in waiting if self._belong_together(first, task)]
-            placed = set(unit[: self._place(unit)])
-            if placed:
-                waiting = [task for task in waiting if task not in placed]
-            else:  # the first task must wait, and no other of its model overtakes it
-                waiting = [task for task in waiting if task.call.model_id != first.call.model_id]
+        queues = [queue for queue in self._queues.values() if len(queue)]
+        # No two are equal before it comes to the queue: tasks of one tenant have different turns.
+        firsts: list[tuple[int, int, TenantQueue, Task]] = []
+        for queue in queues:
+            for model_id in queue.models:
+                self._push_first(firsts, queue, model_id)
+        full_models: set[str] = set()
+        try:
+            while firsts:
+                _, _, queue, first = heappop(firsts)
+                model_id = first.call.model_id
+                if model_id in full_models:
+                    continue
+                if self._place(queue.unit(first, self._most_places(model_id))):
+                    self._push_first(firsts, queue, model_id)
+                else:  # the first task must wait, and no other of its model overtakes it
+                    full_models.add(model_id)
+        finally:
+            for queue in queues:
+                queue.end_dispatch()
 
-    def _in_turn(self) -> list[Task]:
-        """Return the waiting tasks in the order in which they are placed."""
-        turns: list[tuple[int, Task]] = []
-        for tenant, queue in self._queues.items():
-            tasks = list(queue)
-            if self.policy.app_order:
-                tasks.sort(key=lambda task: task.request_number)
-            for position, task in enumerate(tasks):
-                turns.append((self._turns_taken[tenant] + position, task))
-        turns.sort(key=lambda turn: turn[0])
-        return [task for _, task in turns]
+    def _push_first(self, firsts: list[tuple[int, int, TenantQueue, Task]], queue: TenantQueue, model_id: str) -> None:
+        """Add the first task of a tenant and model, if there is one, to those that may be placed next."""
+        first = queue.first(model_id)
+        if first is not None:
+            heappush(firsts, (queue.turn(first), queue.number, queue, first))
 
-    def _belong_together(self, task: Task, other: Task) -> bool:
-        """Whether two waiting tasks go to one engine: those of one group, or with one constant prefix."""
-        if task is other:
-            return True
-        call, other_call = task.call, other.call
-        if self.policy.task_groups and (task.group or other.group):
-            return task.group is other.group and call.model_id == other_call.model_id
-        if not self.policy.same_prefix or call.prefix == "":
-            return False
-        if task.prompt_appended or other.prompt_appended or call.tokens or other_call.tokens:
-            return False
-        return (call.tenant, call.model_id, call.prefix) == (other_call.tenant, other_call.model_id, other_call.prefix)
+    def _most_places(self, model_id: str) -> int:
+        """How many tasks of a model one engine may take at most."""
+        return max((engine.free_places for engine in self.engines.serving(model_id)), default=0)
+
+    def _queue_of(self, task: Task) -> TenantQueue:
+        tenant = task.call.tenant
+        if tenant not in self._queues:
+            self._queues[tenant] = TenantQueue(len(self._queues))
+        return self._queues[tenant]
+
+    def _unit_of(self, task: Task) -> UnitKey | None:
+        """What the tenant's tasks that go to one engine with this one have too: its group, or its constant prefix."""
+        call = task.call
+        if self.policy.task_groups and task.group is not None:
+            return task.group, call.model_id
+        if not self.policy.same_prefix or call.prefix == "" or task.prompt_appended or call.tokens:
+            return None
+        return call.prefix, call.model_id
 
     def _place(self, unit: Sequence[Task]) -> int:
         """Start as many tasks of the unit, from the first, as the best engine has capacity for; return how many."""
+        if not unit:
+            return 0
         first = unit[0]
         capacity: dict[EngineHandle, int] = {}
         for engine in self.engines.serving(first.call.model_id):
@@ -175,10 +199,7 @@ class Dispatcher:
         return chosen, "least impact" if self.policy.least_impact else "first with capacity"
 
     def _start(self, task: Task, engine: EngineHandle, reason: str) -> None:
-        tenant = task.call.tenant
-        del self._queues[tenant][task]
-        self._current_turn = self._turns_taken[tenant]
-        self._turns_taken[tenant] += 1
+        self._take(task)
         if task.group is not None:
             task.group.engine = engine
         if not task.call.tokens:
@@ -191,6 +212,12 @@ class Dispatcher:
         self._placements[task] = Placement(engine, driver)
         self._drivers.add(driver)
         driver.add_done_callback(self._drivers.discard)
+
+    def _take(self, task: Task) -> None:
+        """Remove a task that is placed from those that wait."""
+        queue = self._queue_of(task)
+        self._current_turn = queue.turns_taken
+        queue.take(task)
 
     async def _drive(self, task: Task, engine: EngineHandle) -> None:
         """Run a task on its engine and report the end."""
@@ -213,7 +240,7 @@ class Dispatcher:
         self.schedule_dispatch()
         if isinstance(error, Unavailable):
             engine.draining = True
-            self.submit(task)
+            self._put_back(task)
         elif isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
             self._retry_later(task, error, error.retry_after_s)
         elif error is not None:
@@ -235,7 +262,7 @@ class Dispatcher:
         if passes_deadline and error.reason == "DEADLINE_UNREACHABLE":
             task.call.results.fail(task, error)
         else:
-            loop.call_later(pause_s, self.submit, task)
+            loop.call_later(pause_s, self._put_back, task)
 
     def _engine_lost(self, engine: EngineHandle) -> None:
         """Queue the tasks of a lost engine again. A task with which several engines in turn were lost fails."""
@@ -248,7 +275,7 @@ class Dispatcher:
                 placement.driver.cancel()
             task.failure_score += GENERATING_SCORE if task.generating else 1
             if task.failure_score < MAX_FAILURE_SCORE:
-                self.submit(task)
+                self._put_back(task)
             else:
                 error = Unavailable("engines in turn were lost with it", reason="ENGINE_FAILED", retry_after_s=10.0)
                 task.call.results.fail(task, error)

@@ -87,12 +87,20 @@ class EngineHandle:
         """How many tasks the engine may run at once, given the criteria of those that it runs."""
         return min([self.engine.info.max_batch, *(self._limit_of(task) for task in self.running)])
 
+    @property
+    def free_places(self) -> int:
+        """How many tasks at most the engine has capacity for, however small they are."""
+        if self.draining:
+            return 0
+        at_least = 0 if self.running else 1  # as `count_fitting` says
+        return max(at_least, self.engine.info.max_batch - len(self.running) - self._other_requests)
+
     def count_fitting(self, tasks: Sequence[TaskLoad]) -> int:
         """Return how many of these tasks, from the first, the engine has capacity for.
 
         An engine that runs nothing takes one task of any size: the engine itself decides whether it can run it.
         """
-        if self.draining:
+        if self.free_places == 0:  # most engines of a busy server: not worth adding up what they run
             return 0
         limit = self.task_limit
         requests = len(self.running) + self._other_requests

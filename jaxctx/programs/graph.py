@@ -7,7 +7,7 @@ started. The graph starts tasks through the function that it is given, and never
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from jaxctx.errors import DeadlineExceeded, JaxctxError
 from jaxctx.programs.tasks import Call, Task, TaskGroup
@@ -18,14 +18,24 @@ from jaxctx.types import Criterion, TaskPhase
 class Graph:
     """All tasks of a session, and the variables that they make and need."""
 
-    def __init__(self, start: Callable[[Task], None], stop: Callable[[Task], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        start: Callable[[Task], None],
+        stop: Callable[[Task], None],
+        joined: Callable[[Task], None],
+        clock: Callable[[], float],
+        request_numbers: Iterator[int],
+    ) -> None:
         """`start` is called once for each task that was asked for and is ready; `finish` or `fail` it then. `stop` is
-        called for each task that ended, whether it was started or not.
+        called for each task that ended, whether it was started or not, and `joined` for each that became one of a
+        group, which may have been started before. `request_numbers` are ascending and shared by all graphs, so that
+        requests of one session can be compared with those of another.
         """
         self._start = start
         self._stop = stop
+        self._joined = joined
         self._clock = clock
-        self._requests = 0
+        self._request_numbers = request_numbers
         self._producers: dict[Variable, Task] = {}
         self._consumers: dict[Variable, list[Task]] = {}
 
@@ -44,7 +54,7 @@ class Graph:
 
     def request(self, variable: Variable, criterion: Criterion) -> None:
         """Activate the task that makes a variable, and all tasks that this one needs."""
-        self._requests += 1
+        request_number = next(self._request_numbers)
         activated: list[Task] = []
         to_visit = [(variable, criterion)]
         while to_visit:
@@ -56,7 +66,7 @@ class Graph:
             if task is None or task.ended:
                 continue
             if task.phase is TaskPhase.IDLE:
-                self._activate(task)
+                self._activate(task, request_number)
                 activated.append(task)
             task.criterion = max(task.criterion, wanted)
             if task.previous is not None:
@@ -90,10 +100,10 @@ class Graph:
                 to_fail += self._consumers.get(failing.output, ())
                 to_fail += failing.later_tasks
 
-    def _activate(self, task: Task) -> None:
+    def _activate(self, task: Task, request_number: int) -> None:
         """The task waits for its inputs from now on; its deadline begins."""
         task.phase = TaskPhase.WAITING
-        task.request_number = self._requests
+        task.request_number = request_number
         task.deadline = self._clock() + task.call.timeout_s
         too_late = DeadlineExceeded("its time was over before it was done")
         loop = asyncio.get_running_loop()
@@ -114,6 +124,7 @@ class Graph:
         for producer in feeding:
             if producer.group is None:
                 producer.group = group
+                self._joined(producer)
         return Criterion.THROUGHPUT
 
     def _end(self, task: Task, phase: TaskPhase) -> None:

@@ -5,26 +5,26 @@ server adds functions of its own by entry points of the group `jaxctx.native`; t
 end keeps a thread.
 """
 
-import asyncio
 import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import entry_points
 
 import re2
 from jsonpointer import resolve_pointer
 
 from jaxctx.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, JaxctxError, ResourceExhausted
+from jaxctx.programs.step_threads import StepThreads
 from jaxctx.programs.tasks import Task
 from jaxctx.programs.template import PLACEHOLDER, Output, Segment, TaskSpec
 from jaxctx.programs.variables import Variable
 
 log = logging.getLogger("jaxctx.programs")
 MAX_BYTES = 2 << 20  # of an output, as of any variable that is given
-TIMEOUT_S = 5.0
-THREADS = 4
+TIMEOUT_S = 5.0  # from when a thread begins it
+THREADS = 4  # of all tenants; one of them takes up to three
 # A search takes time by the size of the pattern times that of the text (one of 30 characters searched 1.8 MB for 107 s)
 # and all of Python waits while one is compiled (of 60,000 bytes, for 20 s).
 MAX_PATTERN, MAX_SEARCHED, PATTERN_BYTES = 1000, 1 << 16, 1 << 17
@@ -119,8 +119,7 @@ class NativeFunctions:
 
     def __init__(self, functions: Mapping[str, Function]) -> None:
         self._functions = functions
-        self._free_threads = asyncio.Semaphore(THREADS)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="jaxctx-step")
+        self._threads = StepThreads(THREADS)
 
     def task_spec(self, name: str, segments: Mapping[str, Segment]) -> TaskSpec:
         """Return the task of a native step. Raises InvalidArgument naming what is wrong with function or parameters."""
@@ -147,7 +146,7 @@ class NativeFunctions:
         )
 
     async def run(self, task: Task, reserve_text: Callable[[str], None]) -> None:
-        """Make the task's output when a thread is free, and report to its graph how that went.
+        """Make the task's output when a thread is free for its tenant, and report to its graph how that went.
 
         `reserve_text` counts the output against its session's quota, and raises ResourceExhausted.
         """
@@ -155,9 +154,7 @@ class NativeFunctions:
         arguments = dict(zip(task.spec.argument_names, task.prompt, strict=True))
         result: str | JaxctxError
         try:
-            async with self._free_threads, asyncio.timeout(TIMEOUT_S):  # the time begins when a thread is free
-                loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(self._threads, _call_function, function, arguments)
+            result = await self._threads.run(task.call.tenant, partial(_call_function, function, arguments), TIMEOUT_S)
             if isinstance(result, str):
                 reserve_text(result)
         except TimeoutError:

@@ -6,6 +6,7 @@ to live of their own.
 """
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
@@ -46,7 +47,9 @@ class Session:
         self.ttl_s = ttl_s
         self.variables: dict[str, Variable] = {}
         self.calls: dict[str, Call] = {}
-        self.graph = Graph(self._start, self._stop, programs.clock)
+        self.graph = Graph(
+            self._start, self._stop, programs.dispatcher.regroup, programs.clock, programs.request_numbers
+        )
         self.text_bytes = 0  # of all texts that clients have given it
         self._programs = programs
         self._used_at = programs.clock()
@@ -259,6 +262,7 @@ class Programs:
         self.native_functions = NativeFunctions(functions)
         self.executor = Executor(clock, prefix_timeout_s)
         self.dispatcher = Dispatcher(self.executor.run, policy=policy, heartbeat_s=heartbeat_s)
+        self.request_numbers = itertools.count(1)  # of all sessions: what an older request needs goes first
         self.draining = False
         self.working: set[object] = set()  # calls of clients that are no program's, and for which a drain waits
         self.watching: WeakValueDictionary[str, asyncio.Task[None]] = WeakValueDictionary()  # engines elsewhere

@@ -87,7 +87,7 @@ class Task:
     previous: Task | None
     phase: TaskPhase = TaskPhase.IDLE
     criterion: Criterion = Criterion.THROUGHPUT
-    request_number: int = 0  # of the request that asked for it; all that one request needs has its number
+    request_number: int = 0  # of the request that asked for it, ascending over all sessions; all that it needs has it
     group: TaskGroup | None = None
     deadline: float = float("inf")
     deadline_timer: asyncio.TimerHandle | None = None  # fails the task at its deadline

@@ -9,8 +9,12 @@ into several, and what does not fit into COLUMNS columns goes on below. Arrows l
 need them, dashed ones from an output to the next output of the same call. They run between boxes, and cross none. The
 engine of a task, why it was chosen, and why a task failed, is in the title of a box, which a browser shows where the
 mouse points.
+
+A session may have a million arrows, which take seconds to draw and which nobody could follow. The first MAX_ARROWS are
+drawn, and above the boxes stands how many there are. All boxes are drawn, and stand as all arrows demand.
 """
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +27,7 @@ from jaxctx.types import GraphTask, VariableInfo
 BOX_WIDTH, BOX_HEIGHT = 180, 48
 LANE_WIDTH, LANE_HEIGHT = 60, 30  # between columns, between rows
 ROWS, COLUMNS = 12, 8  # of boxes, at most
+MAX_ARROWS = 10_000  # that are drawn, a megabyte
 LANE_OFFSETS, LANE_OFFSET = 5, 4  # arrows in one lane run apart by so many steps of so much
 TASK_CORNER, FUNCTION_CORNER, VARIABLE_CORNER = 6, 0, BOX_HEIGHT // 2  # radius: what kind of box it is
 COLOURS = {
@@ -57,7 +62,8 @@ class _Graph:
     boxes: dict[str, str] = field(default_factory=dict)  # the SVG of each
     task_depths: dict[str, int] = field(default_factory=dict)  # the longest way to each task, in boxes before it
     variable_depths: dict[str, int] = field(default_factory=dict)  # the same of variables that no task makes
-    is_dashed: dict[tuple[str, str], bool] = field(default_factory=dict)  # of each arrow, from and to
+    is_dashed: dict[tuple[str, str], bool] = field(default_factory=dict)  # of each arrow that is drawn, from and to
+    arrows: int = 0  # all of them, drawn or not
 
 
 def graph_svg(tasks: Sequence[GraphTask], variables: Iterable[VariableInfo] = ()) -> str:
@@ -68,7 +74,7 @@ def graph_svg(tasks: Sequence[GraphTask], variables: Iterable[VariableInfo] = ()
     known = {variable.variable_id: variable for variable in variables}
     graph = _Graph()
     _add_tasks(graph, tasks, known)
-    _add_variables(graph, known, max_depth=len(tasks))
+    _add_variables(graph, tasks, known)
     corners = _place_boxes({**graph.variable_depths, **graph.task_depths})
     right = max((corner.x for corner in corners.values()), default=0)
     bottom = max((corner.y for corner in corners.values()), default=0)
@@ -77,6 +83,9 @@ def graph_svg(tasks: Sequence[GraphTask], variables: Iterable[VariableInfo] = ()
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view_box}" {TEXT_LOOK}><title>{len(tasks)} tasks</title>',
         HEAD,
     ]
+    if graph.arrows > len(graph.is_dashed):
+        words = f"{len(graph.is_dashed):,} of {graph.arrows:,} arrows are drawn"
+        lines.append(f'<text x="{LANE_WIDTH}" y="{LANE_HEIGHT - 10}">{words}</text>')
     for (source, target), is_dashed in graph.is_dashed.items():
         dashes = ' stroke-dasharray="5 4"' if is_dashed else ""
         lines.append(
@@ -95,12 +104,12 @@ def _add_tasks(graph: _Graph, tasks: Sequence[GraphTask], known: Mapping[str, Va
     for task in tasks:
         call_number = call_numbers.setdefault(task.call_id, len(call_numbers) + 1)
         previous = last_outputs.get(task.call_id)
-        sources = [*task.inputs] if previous is None else [*task.inputs, previous]
-        graph.task_depths[task.output] = 1 + max((graph.task_depths.get(each, 0) for each in sources), default=0)
-        if previous is not None:
-            graph.is_dashed[previous, task.output] = True
-        for source in task.inputs:
-            graph.is_dashed[source, task.output] = False
+        arrows = {} if previous is None else {previous: True}
+        arrows |= dict.fromkeys(task.inputs, False)
+        graph.task_depths[task.output] = 1 + max((graph.task_depths.get(each, 0) for each in arrows), default=0)
+        graph.arrows += len(arrows)
+        drawn = itertools.islice(arrows.items(), MAX_ARROWS - len(graph.is_dashed))
+        graph.is_dashed.update({(source, task.output): is_dashed for source, is_dashed in drawn})
         last_outputs[task.call_id] = task.output
         graph.boxes[task.output] = _box(
             task.output,
@@ -112,13 +121,15 @@ def _add_tasks(graph: _Graph, tasks: Sequence[GraphTask], known: Mapping[str, Va
         )
 
 
-def _add_variables(graph: _Graph, known: Mapping[str, VariableInfo], max_depth: int) -> None:
+def _add_variables(graph: _Graph, tasks: Sequence[GraphTask], known: Mapping[str, VariableInfo]) -> None:
     """Add a box for each variable that no task makes: one column before the first task that needs it."""
-    for source, target in graph.is_dashed:
-        if source in graph.task_depths:
-            continue
-        depth = graph.variable_depths.get(source, max_depth)
-        graph.variable_depths[source] = min(graph.task_depths[target] - 1, depth)
+    depths = graph.variable_depths
+    for task in tasks:
+        depth = graph.task_depths[task.output] - 1
+        for source in task.inputs:
+            if source not in graph.task_depths:
+                depths[source] = min(depths.get(source, depth), depth)
+    for source in depths:
         variable = known.get(source)
         state = "" if variable is None else variable.state.value
         graph.boxes[source] = _box(source, variable, kind="variable", state=state, note="", corner=VARIABLE_CORNER)

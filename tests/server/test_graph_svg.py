@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from jaxctx.types import GraphTask, TaskPhase, VariableInfo, VariableState
-from jaxctx_server.graph_svg import COLOURS, graph_svg
+from jaxctx_server.graph_svg import COLOURS, MAX_ARROWS, graph_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -178,6 +178,27 @@ def test_names_and_texts_are_only_text(name: str) -> None:
     assert not any(attribute.startswith("on") for each in root.iter() for attribute in each.attrib)
     shown = re.sub("[\x00-\x1f\ufffe]", "\N{REPLACEMENT CHARACTER}", name)
     assert [str(box.find(f"{SVG}text").text) for box in root.findall(f"{SVG}svg")][:2] == [shown, shown]
+
+
+def test_of_very_many_arrows_the_first_are_drawn_and_it_is_said_so() -> None:
+    """All boxes are there, each where it would be with all arrows: one on the right of another is behind it."""
+    given = [f"x{i}" for i in range(100)]
+    graph = [task(f"c{i}", f"v{i}", *given, f"v{i - 1}" if i else "late") for i in range(MAX_ARROWS // 100 + 5)]
+    picture = graph_svg(graph)
+    root = ElementTree.fromstring(picture)
+    assert len(root.findall(f"{SVG}path")) == MAX_ARROWS
+    assert len(picture) < 3_000_000
+    arrows = sum(len(each.inputs) for each in graph)
+    assert [each.text for each in root.findall(f"{SVG}text")] == [f"{MAX_ARROWS:,} of {arrows:,} arrows are drawn"]
+    boxes = boxes_of(root)
+    assert boxes.keys() == {*given, "late", *(each.output for each in graph)}
+    for before, after in itertools.pairwise(each.output for each in graph):
+        assert boxes[before][0] < boxes[after][0] or boxes[before][1] < boxes[after][1]
+
+
+def test_nothing_is_said_of_arrows_that_are_all_drawn() -> None:
+    root = ElementTree.fromstring(graph_svg(map_reduce(60)))
+    assert root.findall(f"{SVG}text") == []
 
 
 def test_nothing_is_a_picture_too() -> None:

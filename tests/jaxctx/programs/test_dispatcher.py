@@ -1,7 +1,10 @@
 """The dispatcher: order, groups, prefixes and turns of waiting tasks, and what becomes of those that engines refuse."""
 
 import asyncio
-from typing import Any
+import itertools
+import random
+from collections import defaultdict
+from typing import Any, ClassVar
 
 import pytest
 
@@ -11,7 +14,7 @@ from jaxctx.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from jaxctx.programs.dispatcher import Dispatcher, Policy
+from jaxctx.programs.dispatcher import MIN_RETRY_S, Dispatcher, Policy
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.programs.tasks import CallContext, Task, TaskGroup
 from jaxctx.types import Criterion, TaskPhase
@@ -84,6 +87,23 @@ async def test_what_an_older_request_needs_goes_first() -> None:
     await asyncio.gather(*asked)
     assert [text[:2] for text in engine.did("generate")] == ["A0", "B0", "A1", "B1", "A2", "B2", "A3", "B3"]
     assert engine.most_running == 1
+
+
+async def test_an_older_request_goes_first_whatever_session_it_is_of() -> None:
+    """Sessions that made fewer requests before do not overtake it."""
+    harness = ProgramsHarness(engine := ScriptedEngine(max_batch=1))
+    old = harness.session()
+    for i in range(5):
+        await ask(old, call(old, f"warm {i} {{{{o}}}}", o=output("o"))["o"])
+    engine.gate.clear()
+    asked = [(old, "blocks"), (old, "older"), *((harness.session(), f"newer {i}") for i in range(3))]
+    made = []
+    for session, prompt in asked:
+        made.append(session.request(call(session, f"{prompt} {{{{o}}}}", o=output("o"))["o"], Criterion.LATENCY))
+        await run_event_loop()
+    engine.gate.set()
+    await asyncio.gather(*(variable.wait() for variable in made))
+    assert engine.did("generate")[5:] == [f"{prompt} " for _, prompt in asked]
 
 
 async def test_without_app_order_tasks_go_as_they_become_ready() -> None:
@@ -214,8 +234,8 @@ async def test_a_task_states_its_engine_and_the_reason() -> None:
 class DispatcherHarness:
     """A dispatcher whose tasks end when the test says so, over engines that are only asked for their size."""
 
-    def __init__(self, *engines: ScriptedEngine, **settings: Any) -> None:
-        self.dispatcher = Dispatcher(self._run, **settings)
+    def __init__(self, *engines: ScriptedEngine, make: type[Dispatcher] = Dispatcher, **settings: Any) -> None:
+        self.dispatcher = make(self._run, **settings)
         self.handles = [self.dispatcher.engines.register(each.name, each, encode) for each in engines]
         self.started: list[tuple[Task, EngineHandle]] = []
         self.results = RecordedResults()
@@ -292,6 +312,31 @@ async def test_one_task_too_many_of_a_tenant_fails(monkeypatch: pytest.MonkeyPat
     assert (error.reason, error.retry_after_s) == ("QUEUE_FULL", 1.0)
     await harness.submit("d", tenant="another")
     assert len(harness.results.failed) == 1
+
+
+@pytest.mark.parametrize("event", ["loss", "drain", "refusal"])
+async def test_a_task_that_was_accepted_waits_again_however_many_others_do(
+    monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """Only new tasks are refused: one that runs must not fail because its engine was lost, drains or is full."""
+    monkeypatch.setattr("jaxctx.programs.dispatcher.MAX_WAITING", 2)
+    harness = DispatcherHarness(ScriptedEngine("one", max_batch=1))
+    (accepted,) = await harness.submit("a")
+    waiting = await harness.submit("b", "c")
+    harness.handles[0].draining = True  # it takes nothing else, so that those that wait go on waiting
+    if event == "loss":
+        harness.dispatcher.engines.lose(harness.handles[0])
+    elif event == "drain":
+        await harness.end(accepted, Unavailable("draining", reason="DRAINING"))
+    else:
+        await harness.end(accepted, ResourceExhausted("full", reason="QUEUE_FULL", retry_after_s=0.0))
+        await asyncio.sleep(2 * MIN_RETRY_S)
+    assert harness.results.failed == []
+    await harness.submit("d")
+    assert len(harness.results.failed) == 1  # the limit is still one for new tasks
+    harness.dispatcher.engines.register("two", ScriptedEngine("two"), encode)
+    await run_event_loop()
+    assert set(harness.started_tasks()[1:]) == {accepted, *waiting}
 
 
 @pytest.mark.parametrize("runs", [False, True])
@@ -431,3 +476,235 @@ async def test_another_model_is_not_held_up_by_the_first_in_line() -> None:
     (runs,) = await harness.submit("b", model_id=model)
     assert harness.started_tasks() == [runs]
     assert waits.phase is TaskPhase.IDLE
+
+
+# --- The order of placement, and what it costs
+
+
+class PlainDispatcher(Dispatcher):
+    """Sorts all tasks that wait at each dispatch, and looks through them for what goes together with the first."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.ready: dict[str, dict[Task, None]] = defaultdict(dict)  # in the order of becoming ready
+        self.turns: dict[str, int] = defaultdict(int)
+
+    def _put_back(self, task: Task) -> None:
+        if not task.ended:
+            tenant = task.call.tenant
+            self.ready[tenant][task] = None
+            self.turns[tenant] = max(self.turns[tenant], self._current_turn)
+            self.schedule_dispatch()
+
+    def regroup(self, task: Task) -> None:
+        pass
+
+    def withdraw(self, task: Task) -> None:
+        self.ready[task.call.tenant].pop(task, None)
+        super().withdraw(task)
+
+    def _take(self, task: Task) -> None:
+        tenant = task.call.tenant
+        del self.ready[tenant][task]
+        self._current_turn = self.turns[tenant]
+        self.turns[tenant] += 1
+
+    def _dispatch(self) -> None:
+        self._is_scheduled = False
+        turns = []
+        for tenant, ready in self.ready.items():
+            tasks = sorted(ready, key=lambda task: task.request_number if self.policy.app_order else 0)
+            turns += [(self.turns[tenant] + position, task) for position, task in enumerate(tasks)]
+        waiting = [task for _, task in sorted(turns, key=lambda turn: turn[0])]
+        while waiting:
+            first = waiting[0]
+            unit = [task for task in waiting if self._belong_together(first, task)]
+            placed = unit[: self._place(unit)]
+            if placed:
+                waiting = [task for task in waiting if task not in placed]
+            else:
+                waiting = [task for task in waiting if task.call.model_id != first.call.model_id]
+
+    def _belong_together(self, task: Task, other: Task) -> bool:
+        if task is other:
+            return True
+        call, other_call = task.call, other.call
+        if self.policy.task_groups and (task.group or other.group):
+            return task.group is other.group and call.model_id == other_call.model_id
+        if not self.policy.same_prefix or call.prefix == "":
+            return False
+        if task.prompt_appended or other.prompt_appended or call.tokens or other_call.tokens:
+            return False
+        return (call.tenant, call.model_id, call.prefix) == (other_call.tenant, other_call.model_id, other_call.prefix)
+
+
+class Twins:
+    """Two dispatchers of different kinds with the same engines, to which the same happens."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.policy = Policy(
+            task_groups=draw.random() < 0.8, same_prefix=draw.random() < 0.8, app_order=draw.random() < 0.8
+        )
+        self.harnesses = [DispatcherHarness(make=kind, policy=self.policy) for kind in (Dispatcher, PlainDispatcher)]
+        self.tasks: list[tuple[Task, Task]] = []  # that have not ended
+        self.numbers: dict[Task, int] = {}  # the same of both twins
+        self.groups: dict[tuple[str, int], tuple[TaskGroup, TaskGroup]] = {}
+        self.engines = 0
+
+    def register(self) -> None:
+        """A new engine, of one of two models."""
+        self.engines += 1
+        model_id, max_batch = self.draw.choice("mn"), self.draw.randint(1, 5)
+        for harness in self.harnesses:
+            engine = ScriptedEngine(f"e{self.engines}", max_batch=max_batch, model_id=model_id)
+            harness.dispatcher.engines.register(engine.name, engine, encode, latency_bound=2)
+
+    def lose(self) -> None:
+        """An engine is gone."""
+        there = list(self.harnesses[0].dispatcher.engines.handles)
+        if there:
+            name = self.draw.choice(there)
+            for harness in self.harnesses:
+                harness.dispatcher.engines.lose(harness.dispatcher.engines.handles[name])
+
+    def submit(self) -> None:
+        """A task of any tenant, model, prefix, group and request."""
+        draw = self.draw
+        tenant, prefix = draw.choice("abc"), draw.choice(["", "", "p" * 80, "q" * 80])
+        fields = {"tenant": tenant, "model_id": draw.choice("mn"), "prefix": prefix}
+        one, other = (make_call([f"{prefix} and on"], results=each.results, **fields) for each in self.harnesses)
+        pair = one.tasks[0], other.tasks[0]
+        number, criterion, appended = draw.randrange(8), draw.choice(list(Criterion)), draw.random() < 0.1
+        for task in pair:
+            task.request_number, task.criterion, task.prompt_appended = number, criterion, appended
+            task.measure_prompt()
+            self.numbers[task] = len(self.numbers) // 2
+        if draw.random() < 0.3:
+            self._join_group(pair)
+        for harness, task in zip(self.harnesses, pair, strict=True):
+            harness.dispatcher.submit(task)
+        self.tasks.append(pair)
+
+    def regroup(self) -> None:
+        """A task that was submitted joins a group."""
+        alone = [pair for pair in self.tasks if pair[0].group is None]
+        if alone:
+            pair = self.draw.choice(alone)
+            self._join_group(pair)
+            for harness, task in zip(self.harnesses, pair, strict=True):
+                harness.dispatcher.regroup(task)
+
+    def _join_group(self, pair: tuple[Task, Task]) -> None:
+        key = pair[0].call.tenant, self.draw.randrange(3)
+        groups = self.groups.setdefault(key, (TaskGroup(), TaskGroup()))
+        for task, group in zip(pair, groups, strict=True):
+            task.group = group
+
+    def withdraw(self) -> None:
+        """A task is given up, whether it waits or runs."""
+        if self.tasks:
+            pair = self.tasks.pop(self.draw.randrange(len(self.tasks)))
+            for harness, task in zip(self.harnesses, pair, strict=True):
+                harness.dispatcher.withdraw(task)
+
+    async def end(self) -> None:
+        """A task that runs is done."""
+        running = [pair for pair in self.tasks if pair[0] in self.harnesses[0].dispatcher._placements]
+        if running:
+            pair = self.draw.choice(running)
+            self.tasks.remove(pair)
+            for harness, task in zip(self.harnesses, pair, strict=True):
+                await harness.end(task)
+
+    def placements(self, harness: DispatcherHarness) -> list[tuple[int, str]]:
+        """What was started by one of the two: which task, and on which engine."""
+        return [(self.numbers[task], engine.id) for task, engine in harness.started]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_tasks_are_placed_in_the_order_in_which_sorting_them_all_would(seed: int) -> None:
+    draw = random.Random(seed)
+    twins = Twins(draw)
+    for _ in range(3):
+        twins.register()
+    for _ in range(150):
+        for _ in range(draw.randrange(6)):
+            twins.submit()
+        happens = draw.choice([twins.register, twins.lose, twins.regroup, twins.withdraw, None, None, None])
+        if happens is None:
+            await twins.end()
+        else:
+            happens()
+        await run_event_loop()
+        new, plain = (twins.placements(harness) for harness in twins.harnesses)
+        assert new == plain
+    assert len(new) > 30
+
+
+class CountedNumber(int):
+    """A request number that counts how often it is compared with another one."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        CountedNumber.compared += 1
+        return int(self) < int(other)
+
+    def __eq__(self, other: object) -> bool:
+        CountedNumber.compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+class WatchedTask(Task):
+    """A task that notes that it was looked at."""
+
+    seen: ClassVar[set[int]] = set()  # ids of objects
+
+    def __getattribute__(self, name: str) -> Any:
+        WatchedTask.seen.add(id(self))
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("prefix", ["", "one of all: "])
+async def test_a_dispatch_costs_what_it_places_and_not_what_waits(prefix: str) -> None:
+    """With eight times as many that wait it compares a little more, and looks at no more tasks."""
+    costs = []
+    for waiting in (100, 800):
+        harness, numbers = DispatcherHarness(), itertools.count()
+        for tenant in "abcdefghij":
+            for _ in range(waiting):
+                task = make_call(["a"], results=harness.results, tenant=tenant, prefix=prefix).tasks[0]
+                task.request_number, task.__class__ = CountedNumber(next(numbers)), WatchedTask
+                harness.dispatcher.submit(task)
+        await run_event_loop()
+        for number in range(4):
+            harness.dispatcher.engines.register(str(number), ScriptedEngine(str(number), max_batch=8), encode)
+        CountedNumber.compared = 0
+        WatchedTask.seen.clear()
+        harness.dispatcher._dispatch()
+        costs.append((CountedNumber.compared, len(WatchedTask.seen)))
+        await run_event_loop()
+        assert len(harness.started) == 32
+    (few_compared, few_seen), (many_compared, many_seen) = costs
+    assert many_compared < 2 * few_compared
+    assert many_seen == few_seen <= 32 + 10  # those that were placed, and the first one of each tenant
+
+
+async def test_a_task_that_joins_a_group_while_it_waits_goes_with_it() -> None:
+    harness = DispatcherHarness()
+    tasks = await harness.submit("a", "b", "c")
+    group = TaskGroup()
+    for task in (tasks[0], tasks[2]):
+        task.group = group
+        harness.dispatcher.regroup(task)
+    for name in ("one", "two"):
+        harness.dispatcher.engines.register(name, ScriptedEngine(name, max_batch=2), encode)
+    await run_event_loop()
+    assert [(task, engine.id) for task, engine in harness.started] == [
+        (tasks[0], "one"),
+        (tasks[2], "one"),
+        (tasks[1], "two"),
+    ]

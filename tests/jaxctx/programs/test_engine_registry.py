@@ -1,12 +1,14 @@
 """The registry of engines: watching one ends when it is cancelled, whatever the engine answers just then."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from jaxctx.errors import NotFound, Unavailable
 from jaxctx.programs.engine_registry import DEFAULT_MODEL_KEPT_S, EngineRegistry
-from jaxctx.types import EngineStats
+from jaxctx.types import Criterion, EngineStats
+from tests.jaxctx.programs.builders import make_call
 from tests.jaxctx.programs.scripted import ScriptedEngine, encode
 from tests.server.fake_engine import STATS
 
@@ -70,3 +72,20 @@ def test_the_default_model_is_the_first_that_is_not_gone_for_good() -> None:
     assert registry.find_model("") == ("a", 100)  # all are gone: the first
     with pytest.raises(NotFound):
         registry.find_model("c")
+
+
+@pytest.mark.parametrize("others", [0, 3, 9])
+@pytest.mark.parametrize("running", [0, 1, 4, 8])
+def test_an_engine_never_has_capacity_for_more_than_its_free_places(running: int, others: int) -> None:
+    registry = EngineRegistry(lambda: None, lambda node: None)
+    engine = ScriptedEngine(max_batch=8)
+    handle = registry.register("e", engine, encode)
+    handle.running.update(make_call(["a"]).tasks[0] for _ in range(running))
+    handle.update_load(replace(STATS, running=running + others, waiting=0, pages_reserved=0))
+    tasks = [make_call(["a"]).tasks[0] for _ in range(20)]
+    assert handle.free_places == max(0 if running else 1, 8 - running - others)
+    assert handle.count_fitting(tasks) == handle.free_places
+    tasks[1].criterion = Criterion.LATENCY
+    assert handle.count_fitting(tasks) <= handle.free_places
+    handle.draining = True
+    assert (handle.free_places, handle.count_fitting(tasks)) == (0, 0)

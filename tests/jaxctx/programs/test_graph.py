@@ -1,6 +1,7 @@
 """The graph: who runs when, with which criterion and in which group, and what fails together."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -125,7 +126,10 @@ class GraphHarness:
         self.started: list[Task] = []
         self.stopped: list[Task] = []
         self.now = 100.0
-        self.graph = Graph(self.started.append, self.stopped.append, lambda: self.now)
+        self.joined: list[Task] = []
+        self.graph = Graph(
+            self.started.append, self.stopped.append, self.joined.append, lambda: self.now, itertools.count(1)
+        )
 
     def add(self, *prompts: Any, **fields: Any) -> list[Task]:
         """The tasks of a new call."""
@@ -193,6 +197,18 @@ async def test_finishing_sets_the_output_and_starts_its_consumers(harness: Graph
     harness.graph.finish(first)
     assert (first.phase, first.output.state, first.output.text) == (TaskPhase.DONE, VariableState.SET, "text")
     assert harness.started == [first, second]
+
+
+async def test_what_joins_a_group_is_told_also_of_tasks_that_were_started(harness: GraphHarness) -> None:
+    (first,), (second,), (alone,) = (harness.add([text]) for text in "abc")
+    (consumer,) = harness.add([first.output, second.output])
+    harness.graph.request(first.output, Criterion.LATENCY)
+    harness.graph.request(alone.output, Criterion.LATENCY)
+    assert harness.started == [first, alone]
+    assert harness.joined == []
+    harness.graph.request(consumer.output, Criterion.LATENCY)
+    assert harness.joined == [first, second]
+    assert first.group is second.group is not None
 
 
 async def test_a_lone_producer_gets_the_criterion_of_its_consumer(harness: GraphHarness) -> None:

@@ -246,6 +246,30 @@ class TestOwn:
         assert await ask(session, step(session, "strip", text=" quick ")) == "quick"
         release.set()
 
+    async def test_slow_steps_of_a_tenant_fail_no_steps_of_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Their threads are busy when their time is over; what others ask for must not wait for these."""
+        monkeypatch.setattr(native_functions, "TIMEOUT_S", 0.2)
+        release = threading.Event()
+
+        def slow(text: str) -> str:
+            release.wait(10)
+            return text
+
+        harness = ProgramsHarness(ScriptedEngine(), functions={"slow": slow, **native_functions.BUILT_IN_FUNCTIONS})
+        greedy, other = harness.session("greedy"), harness.session("other")
+        for i in range(8 * native_functions.THREADS):
+            greedy.request(step(greedy, "slow", text=str(i)), Criterion.LATENCY)
+
+        def count_failed() -> int:
+            return sum(variable.error is not None for variable in greedy.variables.values())
+
+        await until(lambda: count_failed() == native_functions.THREADS - 1)
+        monkeypatch.setattr(native_functions, "TIMEOUT_S", 5.0)
+        for i in range(2 * native_functions.THREADS):
+            assert await ask(other, step(other, "strip", text=f" {i} ")) == str(i)
+        assert count_failed() == native_functions.THREADS - 1  # the others never began
+        release.set()
+
     async def test_conversations_do_not_count_as_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(native_functions, "TIMEOUT_S", 1.5)
 

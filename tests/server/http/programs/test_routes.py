@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
@@ -19,7 +20,9 @@ from starlette.routing import Route
 import jaxctx
 from jaxctx.v1 import model_service_pb2, session_service_pb2
 from jaxctx_server.auth import Key
+from jaxctx_server.graph_svg import graph_svg
 from jaxctx_server.http.openai.app import openai_routes
+from jaxctx_server.http.programs import routes
 from jaxctx_server.http.programs.routes import program_routes
 from tests.e2e.conftest import TENANTS
 from tests.readme import commands
@@ -187,6 +190,20 @@ async def test_the_picture(web: HttpClient, session: str) -> None:
     assert any(box.endswith("itcall 1, done") and "on local: " in box for box in words)
 
 
+async def test_the_picture_is_drawn_on_a_thread(web: HttpClient, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a session with thousands of calls it takes long, and nothing else would be answered meanwhile."""
+    drawn_on = []
+
+    def draw(*graph: Any) -> str:
+        drawn_on.append(threading.get_ident())
+        return graph_svg(*graph)
+
+    monkeypatch.setattr(routes, "graph_svg", draw)
+    assert (await web("GET", f"/v1/session/{session}/graph.svg")).status == 200
+    assert len(drawn_on) == 1
+    assert drawn_on[0] != threading.get_ident()  # that of the event loop
+
+
 def enum_paths(descriptor: Any, path: tuple[FieldDescriptor, ...] = ()) -> Iterator[tuple[FieldDescriptor, ...]]:
     """The way to each field of a message, or of a message in it, that holds an enum."""
     for field in descriptor.fields:
@@ -247,15 +264,15 @@ def test_routes_are_those_of_the_contract() -> None:
         is_http = method.containing_service.name == "SessionService" or method.name in ("ListModels", "GetModel")
         assert bool(bindings(method)) == is_http
         assert method.GetOptions().Extensions[annotations_pb2.http].body in ("", "*")
-    routes = {}
+    found = {}
     for route in (*program_routes(), *openai_routes()):
         if not isinstance(route, Route):  # a WebSocket, which the contract has not
             continue
         (verb,) = (route.methods or set()) - {"HEAD"}
-        routes[verb, route.path.replace(":path}", "}")] = route.endpoint.handler.__name__
+        found[verb, route.path.replace(":path}", "}")] = route.endpoint.handler.__name__
     assert len(expected) == 15
-    assert expected.items() <= routes.items()
-    others = {path for _, path in routes.keys() - expected.keys()}
+    assert expected.items() <= found.items()
+    others = {path for _, path in found.keys() - expected.keys()}
     assert [path for path in others if path.startswith(("/v1/session", "/v1/semantic", "/v1/native"))] == [
         "/v1/session/{session_id}/graph.svg"
     ]
