@@ -28,7 +28,7 @@ from jaxctx.engine.grammar.compiler import GrammarCompiler, PreparedMatcher
 from jaxctx.engine.grammar.token_rules import has_token_rules
 from jaxctx.engine.interface import Caller, Engine
 from jaxctx.engine.page_waits import PageWaits, timed
-from jaxctx.engine.runner.background_compiler import BackgroundCompiler
+from jaxctx.engine.runner.background_startup import BackgroundStartup
 from jaxctx.engine.snapshots.service import SnapshotService
 from jaxctx.engine.snapshots.store_calls import complete_or_undo
 from jaxctx.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
@@ -80,7 +80,7 @@ class LocalEngine(Engine):
         if adapters is not None:
             self._adapter_loader = AdapterLoader(adapters.model, adapters.mesh, core.runner, core.adapters, self.loop)
         self._page_waits = PageWaits(core.deps.clock)
-        self._background_compiler = BackgroundCompiler(core.runner)
+        self._background_startup = BackgroundStartup(core.runner)
         self._contexts = core.contexts
         self._lifecycle = core.lifecycle
         self._cache = core.cache
@@ -123,13 +123,13 @@ class LocalEngine(Engine):
 
     def start(self) -> None:
         """Start the threads."""
-        self._background_compiler.start()
+        self._background_startup.start()
         self.loop.start()
         self.snapshot_service.start()
 
     def stop(self) -> None:
         """End running work with Unavailable and join the threads. For an orderly end, `drain` first."""
-        self._background_compiler.stop()
+        self._background_startup.stop()
         if self._adapter_loader is not None:
             self._adapter_loader.stop()
         self.snapshot_service.stop()

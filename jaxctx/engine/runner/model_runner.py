@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int32
@@ -27,6 +26,7 @@ from jaxctx.engine.runner.attention_choice import kernel_of, unchecked
 from jaxctx.engine.runner.compiled_model import CompiledModel, Function, StateFunction
 from jaxctx.engine.runner.lowering_cache import LoweringCache
 from jaxctx.engine.runner.step import PADDING, StepInputs, StepShape, unpack_inputs
+from jaxctx.engine.runner.untouched_zeros import take_memory, untouched_memory, untouched_zeros
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.sampling import slot_words
 from jaxctx.model.sampling_options import row_words
@@ -64,9 +64,11 @@ class ModelRunner:
         on_one_cpu = self.program.platform == "cpu" and mesh is None
         self._lowering_cache = lowering_cache if on_one_cpu else None  # kernels' programs need not be stable
         described = self.program.pools, self.program.state
-        self._pools, self._state = jax.tree.map(_zeros, described)
+        self._pools, self._state = jax.tree.map(untouched_zeros, described)
+        self._untouched = tuple(untouched_memory(pool) for pool in jax.tree.leaves(self._pools))
         self._neutral_sampling = row_words()
         self._compiled: dict[Function, Executable] = {}
+        self._tracing = threading.Lock()  # Python traces one at a time anyway: so the first is soon compiled beside it
         self.attention = attention or unchecked(self.program)
         self.compilations_after_ready = 0  # on threads that count them
         self.adapter_slots = model.adapter_slots
@@ -84,12 +86,12 @@ class ModelRunner:
         self._padding_page = put(np.zeros(self.page_shape, self.page_dtype), self._host_sharding)
 
     def compile(self, progress: CompileProgress | None = None, threads: int | None = None) -> None:
-        """Compile every step shape, page moves and slot loads, then run each once on scratch data."""
+        """Compile every step shape, page moves and slot loads, then run each once, see `_warm_up`."""
         self._compile_all(self.program.functions, progress, threads)
         self._warm_up([function for function in self.program.functions if isinstance(function, StepShape)])
 
     def compile_needed(self, progress: CompileProgress | None = None, threads: int | None = None) -> None:
-        """Compile the largest step of each kind, page moves and slot loads, then run each once on scratch data.
+        """Compile the largest step of each kind, page moves and slot loads, then run each once, see `_warm_up`.
 
         Every batch fits into these. `compile_next` compiles the others.
         """
@@ -99,9 +101,10 @@ class ModelRunner:
         self._left_to_compile.extend(self.program.faster_functions)
 
     def compile_steps(self, rows: Collection[int], progress: CompileProgress | None = None) -> None:
-        """Compile only the largest step and those of so many rows, where there are such; then run each once.
+        """Compile only the largest step and those of so many rows, where there are such.
 
-        For a runner that is asked for nothing else: no pages are moved, and no slots are loaded.
+        For a runner that is asked for nothing else: no pages are moved, and no slots are loaded. Then each is run once,
+        see `_warm_up_steps`.
         """
         chosen = tuple(shape for shape in self.shapes if shape.rows in rows or shape == self.shapes[-1])
         self._usable_shapes = chosen
@@ -128,6 +131,15 @@ class ModelRunner:
         self._usable_shapes = tuple(each for each in self.shapes + self.custom_mask_shapes if each in usable)
         return shape
 
+    def take_memory(self) -> Iterator[None]:
+        """Have the system give memory to all pages, a part with each turn of the iteration. Any thread may do so.
+
+        On a CPU they have none until they are written to. With all of it taken, no step waits for the system, and a
+        process that the machine has too little memory for ends soon after its start, and not in the middle of its work.
+        """
+        for addresses in self._untouched:
+            yield from take_memory(addresses)
+
     def give_up(self) -> None:
         """Free pages and slots, but not the parameters. The runner can run nothing any more."""
         for array in jax.tree.leaves((self._pools, self._state)):
@@ -148,7 +160,9 @@ class ModelRunner:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, function: Function) -> None:
-        self._compiled[function] = self._lower(function).compile(self.program.compiler_options)
+        with self._tracing:
+            lowered = self._lower(function)
+        self._compiled[function] = lowered.compile(self.program.compiler_options)
 
     def _lower(self, function: Function) -> jax.stages.Lowered:
         if self._lowering_cache is not None and isinstance(function, StepShape):
@@ -156,8 +170,11 @@ class ModelRunner:
         return self.program.lower(function)
 
     def _warm_up_steps(self, shapes: Sequence[StepShape]) -> None:
-        """Call these steps once on scratch data: a first call does work of its own."""
-        for shape in shapes:
+        """Call these steps once on scratch data: a first call does work of its own.
+
+        Not on a CPU, where that is 20 ms, and a step of so many rows takes seconds.
+        """
+        for shape in () if self.program.platform == "cpu" else shapes:
             packed, _ = self.make_step_inputs(shape)
             jax.block_until_ready(self.run(shape, packed))
 
@@ -308,7 +325,3 @@ class ModelRunner:
             yield
         finally:
             jax.monitoring.unregister_event_duration_listener(count)
-
-
-def _zeros(described: jax.ShapeDtypeStruct) -> jax.Array:
-    return jnp.zeros(described.shape, described.dtype, device=described.sharding)

@@ -1,11 +1,13 @@
-"""The background compiler: it compiles what is left, one after the other, until it is stopped."""
+"""What is left of a start: steps are compiled one after the other, then memory is taken, until it is stopped."""
 
 import logging
 import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 
-from jaxctx.engine.runner.background_compiler import BackgroundCompiler
+from jaxctx.engine.runner.background_startup import BackgroundStartup
 
 
 class Runner:
@@ -16,6 +18,7 @@ class Runner:
         self.under_way, self.may_go_on = threading.Event(), threading.Event()
         self.threads: set[str] = set()
         self.fails = False
+        self.parts_taken = 0
 
     def compile_next(self) -> None:
         self.threads.add(threading.current_thread().name)
@@ -25,48 +28,73 @@ class Runner:
         if self.fails:
             raise RuntimeError("the compiler failed")
 
+    def take_memory(self) -> Iterator[None]:
+        assert self.functions_left == 0  # steps save more time than memory
+        for _ in range(3):
+            self.parts_taken += 1
+            self.under_way.set()
+            assert self.may_go_on.wait(60)
+            yield
+
 
 def test_all_is_compiled_on_a_thread_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     runner = Runner(3)
     runner.may_go_on.set()
-    compiler = BackgroundCompiler(runner)  # type: ignore[arg-type]
+    startup = BackgroundStartup(runner)  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO):
-        compiler.start()
-        compiler._thread.join(60)
+        startup.start()
+        startup._thread.join(60)
     assert runner.functions_left == 0
-    assert runner.threads == {"jaxctx-compile-later"}
+    assert runner.parts_taken == 3
+    assert runner.threads == {"jaxctx-start-later"}
     assert [record.getMessage() for record in caplog.records] == [
         "3 smaller steps were compiled after the start, in 0 s"
     ]
-    compiler.stop()
+    startup.stop()
 
 
 def test_a_stop_waits_for_what_is_under_way_and_begins_nothing_more() -> None:
     runner = Runner(3)
-    compiler = BackgroundCompiler(runner)  # type: ignore[arg-type]
-    compiler.start()
+    startup = BackgroundStartup(runner)  # type: ignore[arg-type]
+    startup.start()
     assert runner.under_way.wait(60)
-    stopping = threading.Thread(target=compiler.stop)
+    stopping = threading.Thread(target=startup.stop)
     stopping.start()
-    assert compiler._thread.is_alive()
+    assert startup._thread.is_alive()
     runner.may_go_on.set()
     stopping.join(60)
     assert not stopping.is_alive()
-    assert not compiler._thread.is_alive()
+    assert not startup._thread.is_alive()
     assert runner.functions_left == 2
+    assert runner.parts_taken == 0
+
+
+def test_a_stop_takes_no_more_memory() -> None:
+    runner = Runner(0)
+    startup = BackgroundStartup(runner)  # type: ignore[arg-type]
+    startup.start()
+    assert runner.under_way.wait(60)
+    stopping = threading.Thread(target=startup.stop)
+    stopping.start()
+    while not startup._stopping:
+        time.sleep(0.001)
+    runner.may_go_on.set()
+    stopping.join(60)
+    assert not stopping.is_alive()
+    assert runner.parts_taken == 1
 
 
 def test_a_stop_before_the_start() -> None:
-    BackgroundCompiler(Runner(1)).stop()  # type: ignore[arg-type]
+    BackgroundStartup(Runner(1)).stop()  # type: ignore[arg-type]
 
 
 def test_a_failure_is_logged_and_the_others_are_compiled(caplog: pytest.LogCaptureFixture) -> None:
     runner = Runner(2)
     runner.fails = True
     runner.may_go_on.set()
-    compiler = BackgroundCompiler(runner)  # type: ignore[arg-type]
-    compiler.start()
-    compiler._thread.join(60)
+    startup = BackgroundStartup(runner)  # type: ignore[arg-type]
+    startup.start()
+    startup._thread.join(60)
     assert runner.functions_left == 0
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
     assert "padded to larger" in caplog.records[0].getMessage()
