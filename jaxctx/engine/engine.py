@@ -180,13 +180,16 @@ class LocalEngine(Engine):
 
     async def reserve_pages(self, caller: Caller, context_id: str, pages: int) -> types.ContextInfo:
         """Asks again until shortly before the caller's deadline."""
-        while True:
-            info, took_s = await self.loop.call(timed, self._contexts.reserve_pages, caller, context_id, pages)
-            if info is not None:
-                return info
-            if caller.deadline is None or not await self._page_waits.again(took_s, caller.deadline - ANSWER_S):
-                message = f"{pages} pages are not available now; none was taken"
-                raise ResourceExhausted(message, reason="OUT_OF_PAGES", retry_after_s=1.0)
+
+        async def reserve() -> tuple[types.ContextInfo | None, float]:
+            return await self.loop.call(timed, self._contexts.reserve_pages, caller, context_id, pages)
+
+        give_up_at = None if caller.deadline is None else caller.deadline - ANSWER_S
+        info = await self._page_waits.ask(caller.tenant, reserve, give_up_at)
+        if info is None:
+            message = f"{pages} pages are not available now; none was taken"
+            raise ResourceExhausted(message, reason="OUT_OF_PAGES", retry_after_s=1.0)
+        return info
 
     async def update(self, caller: Caller, context_id: str, request: UpdateContextRequest) -> types.ContextInfo:
         return await self.loop.call(self._contexts.update, caller, context_id, request)
@@ -333,14 +336,20 @@ class LocalEngine(Engine):
         give_up_at = self._deps.clock() + FORK_WAIT_S
         if caller.deadline is not None:
             give_up_at = min(give_up_at, caller.deadline - ANSWER_S)
-        while True:
+        refusal: ResourceExhausted | None = None
+
+        async def start() -> tuple[bool | None, float]:
+            nonlocal refusal
             others_run = generation.needs_forks and await self.loop.call(self.core.has_requests)
-            error, took_s = await self.loop.call(timed, generation.start_if_possible)
-            if error is None:
-                return
-            may_wait = others_run and generation.needs_forks and error.reason == "OUT_OF_PAGES"
-            if not may_wait or not await self._page_waits.again(took_s, give_up_at):
-                raise error
+            refusal, took_s = await self.loop.call(timed, generation.start_if_possible)
+            if refusal is None:
+                return True, took_s
+            if others_run and generation.needs_forks and refusal.reason == "OUT_OF_PAGES":
+                return None, took_s
+            raise refusal
+
+        if await self._page_waits.ask(caller.tenant, start, give_up_at) is None and refusal is not None:
+            raise refusal
 
     def _token_ids(self, tokens: Sequence[int]) -> np.ndarray:
         """As int32. Raises InvalidArgument for an id beyond the vocabulary: JAX would take it for another token."""

@@ -5,10 +5,12 @@ returns, and no other step may count on that thread before.
 """
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from jaxctx.tenant_turns import TenantTurns
 
 T = TypeVar("T")
 
@@ -25,16 +27,14 @@ class StepThreads:
         self._tenant_threads = threads - 1
         self._free = threads
         self._taken: Counter[str] = Counter()  # threads by tenant
-        # By tenant, the one whose turn is next first: a future for each function that waits, which is done when a
-        # thread is taken for it.
-        self._waiting: OrderedDict[str, OrderedDict[asyncio.Future[None], None]] = OrderedDict()
+        self._turns = TenantTurns(joined=self._grant_turns, unused=self._give_back)
 
     async def run(self, tenant: str, function: Callable[[], T], timeout_s: float) -> T:
         """Return the function's result, once a thread was free for it. Raises what it raises.
 
         Raises TimeoutError if it runs for longer than `timeout_s`, in seconds from its begin; it runs on all the same.
         """
-        await self._take_thread(tenant)
+        await self._turns.wait(tenant)  # until a thread is taken for the tenant
         try:
             running = asyncio.get_running_loop().run_in_executor(self._pool, function)
         except BaseException:
@@ -44,20 +44,6 @@ class StepThreads:
         running.add_done_callback(lambda _: self._give_back(tenant))
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(running)
-
-    async def _take_thread(self, tenant: str) -> None:
-        """Wait until a thread is free for the tenant, and take it."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, OrderedDict())[turn] = None
-        self._grant_turns()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._forget(tenant, turn)
-            else:  # a thread was taken for it just before
-                self._give_back(tenant)
-            raise
 
     def _give_back(self, tenant: str) -> None:
         self._free += 1
@@ -69,19 +55,8 @@ class StepThreads:
     def _grant_turns(self) -> None:
         """Take free threads for those that wait."""
         while self._free:
-            tenant = next((each for each in self._waiting if self._taken[each] < self._tenant_threads), None)
+            tenant = self._turns.give(lambda tenant: self._taken[tenant] < self._tenant_threads)
             if tenant is None:
                 return
-            turn = next(iter(self._waiting[tenant]))
-            self._waiting.move_to_end(tenant)
-            self._forget(tenant, turn)
             self._free -= 1
             self._taken[tenant] += 1
-            turn.set_result(None)
-
-    def _forget(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        """The turn is not waited for any more."""
-        waiting = self._waiting[tenant]
-        del waiting[turn]
-        if not waiting:
-            del self._waiting[tenant]

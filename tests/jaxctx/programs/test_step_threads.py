@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -146,3 +147,21 @@ async def test_one_that_is_cancelled_when_its_turn_has_come_gives_the_thread_bac
     await asyncio.wait([second])
     functions.end_all()
     assert await asyncio.wait_for(threads.run("a", lambda: "goes on", LONG_S), 5) == "goes on"
+
+
+async def test_threads_are_given_back_while_those_who_wait_are_cancelled(functions: Functions) -> None:
+    """A session is deleted in the moment in which functions end: no thread is lost, and other tenants go on."""
+    threads = StepThreads(4)
+    running = start(threads, functions, "a1", "a2", "a3", timeout_s=0.01)
+    await asyncio.gather(*running, return_exceptions=True)  # their times are over, and they run on
+    waiting = start(threads, functions, "a4", "a5", "a6")
+    await run_event_loop()
+    functions.end("a1", "a2", "a3")
+    time.sleep(0.2)
+    asyncio.get_running_loop().call_soon(lambda: [task.cancel() for task in waiting])
+    await asyncio.wait(waiting)
+    assert all(task.cancelled() for task in waiting)
+    later = start(threads, functions, "b1", "b2", "b3", "c1")
+    await until(lambda: sorted(functions.began[3:]) == ["b1", "b2", "b3", "c1"])
+    functions.end_all()
+    assert await asyncio.gather(*later) == ["b1", "b2", "b3", "c1"]
