@@ -15,12 +15,13 @@ seed that it began with, so it becomes what it would have become; its text is ne
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import cast
 
-from jaxctx.engine.interface import PROGRAM_LABELS, Caller
+from jaxctx.engine.interface import PROGRAM_LABELS, Caller, ProgramEngine
 from jaxctx.errors import FailedPrecondition, JaxctxError, NotFound, ResourceExhausted
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.programs.tasks import Call, CallContext, Task
@@ -56,7 +57,9 @@ class Executor:
         self._clock = clock
         self._prefix_ttl = Ttl(prefix_timeout_s, sliding=True)
         self._closing: dict[asyncio.Task[None], str] = {}  # contexts that were given up, and whose they are
-        self._closing_again: set[asyncio.Task[None]] = set()  # those of engines that did not answer
+        # Contexts of engines that did not answer, and who closes them again.
+        self._unclosed: dict[ProgramEngine, deque[tuple[Caller, str]]] = {}
+        self._closing_again: set[asyncio.Task[None]] = set()
 
     async def run(self, task: Task, engine: EngineHandle) -> None:
         """Generate the task's output into its variable, which is not set here. Raises the engine's errors."""
@@ -213,26 +216,39 @@ class Executor:
         key = (caller.tenant, context.adapter_revision, prefix)
         if engine.prefixes.get(key) == context.context_id:
             del engine.prefixes[key]
-        if not await self._closed(context, caller):  # nobody waits any longer than that
-            again = asyncio.create_task(self._close_again(context, caller))
-            self._closing_again.add(again)
-            again.add_done_callback(self._closing_again.discard)
+        if not await self._closed(engine.engine, caller, context.context_id):  # nobody waits any longer than that
+            self._close_later_again(engine.engine, caller, context.context_id)
 
-    async def _close_again(self, context: CallContext, caller: Caller) -> None:
-        """Close a context of an engine that did not answer: it may be the same one, with all it had, when it does.
+    def _close_later_again(self, engine: ProgramEngine, caller: Caller, context_id: str) -> None:
+        if engine in self._unclosed:
+            self._unclosed[engine].append((caller, context_id))
+            return
+        self._unclosed[engine] = deque([(caller, context_id)])
+        again = asyncio.create_task(self._close_again(engine))
+        self._closing_again.add(again)
+        again.add_done_callback(self._closing_again.discard)
 
-        Later its time to live ends the context.
+    async def _close_again(self, engine: ProgramEngine) -> None:
+        """Close the contexts of an engine that did not answer: it may be the same one, with all it had, when it does.
+
+        One at a time, as there may be thousands. Later their times to live end them.
         """
-        for pause_s in CLOSE_AGAIN_S:
-            await asyncio.sleep(pause_s)
-            if await self._closed(context, caller):
-                return
+        unclosed = self._unclosed[engine]
+        try:
+            for pause_s in CLOSE_AGAIN_S:
+                await asyncio.sleep(pause_s)
+                while unclosed and await self._closed(engine, *unclosed[0]):
+                    unclosed.popleft()
+                if not unclosed:
+                    return
+        finally:
+            del self._unclosed[engine]
 
-    async def _closed(self, context: CallContext, caller: Caller) -> bool:
+    async def _closed(self, engine: ProgramEngine, caller: Caller, context_id: str) -> bool:
         """Close a context, or find it gone. False if the engine does not say so in time."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await context.engine.engine.close(caller, context.context_id)
+                await engine.close(caller, context_id)
         except NotFound:
             return True
         except (JaxctxError, TimeoutError):

@@ -154,6 +154,57 @@ async def test_contexts_of_an_engine_that_was_silent_are_closed_when_it_answers(
     assert len(engine.did("close")) == closings
 
 
+async def test_many_contexts_of_a_silent_engine_are_closed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that are given up while others are tried again."""
+    monkeypatch.setattr(executor, "CLOSE_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(executor, "CLOSE_AGAIN_S", (0.05,) * 200)
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    sessions = [harness.session(), harness.session()]
+    engine.gate.clear()
+    for session in sessions:
+        for _ in range(2):
+            session.request(call(session, "say {{o}}", o=output("o"))["o"], Criterion.LATENCY)
+    await until(lambda: len(engine.running) == 4)
+    engine.silent = True
+    await asyncio.wait_for(harness.programs.delete("t", sessions[0].id), 5)
+    assert len(harness.programs.executor._closing_again) == 1
+    await asyncio.wait_for(harness.programs.delete("t", sessions[1].id), 5)
+    assert len(harness.programs.executor._closing_again) == 1
+
+    closing, most, close = 0, 0, engine.close
+
+    async def counted(caller: Caller, context_id: str) -> None:
+        nonlocal closing, most
+        closing += 1
+        most = max(most, closing)
+        try:
+            await close(caller, context_id)
+        finally:
+            closing -= 1
+
+    monkeypatch.setattr(engine, "close", counted)
+    await until(lambda: most > 0)
+    engine.silent = False
+    await until(lambda: not engine.contexts and not harness.programs.executor._closing_again)
+    assert most == 1
+    assert not harness.programs.executor._unclosed
+
+
+async def test_an_engine_that_is_gone_for_good_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "CLOSE_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(executor, "CLOSE_AGAIN_S", (0.01, 0.01))
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
+    engine.gate.clear()
+    session.request(call(session, "say {{o}}", o=output("o"))["o"], Criterion.LATENCY)
+    await until(lambda: bool(engine.running))
+    engine.silent = True
+    await harness.programs.delete("t", session.id)
+    await until(lambda: not harness.programs.executor._closing_again)
+    assert engine.contexts
+    assert not harness.programs.executor._unclosed
+
+
 async def test_a_context_that_is_gone_is_closed() -> None:
     harness = ProgramsHarness(engine := ScriptedEngine())
     session = harness.session()

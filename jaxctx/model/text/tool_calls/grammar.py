@@ -16,6 +16,7 @@ from typing import Any, Literal
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls.arguments import (
+    ENCODER,
     ArgumentsSchema,
     RulesSize,
     RulesWork,
@@ -134,10 +135,15 @@ class GrammarWriter:
         syntax, trigger = self._syntax, self._syntax.trigger
         places = range(len(tools))
         write_arguments = WRITERS[syntax.arguments]
-        # Each kind has its own, so that no other tool keeps a strict one from its rules.
+        # Each kind has its own, so that no other tool keeps a strict one from its rules; and small tools come first, so
+        # that no large one keeps them.
         work = {True: RulesWork(), False: RulesWork()}
-        schemas = [arguments_schema(tool, is_free or self._strict_only, work[is_strict_tool(tool)]) for tool in tools]
-        rules = [rule for place in places for rule in write_arguments(f"arguments_{place}", schemas[place])]
+        written: dict[int, list[str]] = {}
+        for place in sorted(places, key=lambda place: len(ENCODER.encode(tools[place]))):
+            tool = tools[place]
+            schema = arguments_schema(tool, is_free or self._strict_only, work[is_strict_tool(tool)])
+            written[place] = write_arguments(f"arguments_{place}", schema)
+        rules = [rule for place in places for rule in written[place]]
         write_call = self._call_as_json if text is not None and not trigger else self._call
         rules += [f"call_{place}: {write_call(syntax.before_name, place, tools[place])}" for place in places]
         rules += ["call: " + alternatives("call", places)]

@@ -409,3 +409,22 @@ def test_json_that_looks_like_a_call_is_read_as_text(name: str) -> None:
     text = '{"name": "Bonn", "parameters": {"days": [1]}}'
     read = parse(TOOL_CALL_FORMATS[name].parser(tool_names=["get_weather"]), [*text])
     assert (read.text, read.calls) == (text, [])
+
+
+@pytest.mark.parametrize("places", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("name", ["hermes", "olmo3", "qwen3_coder"])
+def test_a_tool_that_is_too_large_does_not_take_the_schema_from_others(name: str, places: tuple[int, int]) -> None:
+    """In whatever order they come."""
+    kinds = [{"properties": {f"k{place}": {"const": place}}, "required": [f"k{place}"]} for place in range(300)]
+    names = [{"anyOf": [{"$ref": "#/$defs/kind"}, *({"const": name} for name in range(300))]} for _ in range(300)]
+    large = {"properties": {f"p{place}": each for place, each in enumerate(names)}, "$defs": {"kind": {"anyOf": kinds}}}
+    small = {"properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"]}
+    tools = [
+        {"type": "function", "function": {"name": "large", "parameters": {"type": "object", **large}}},
+        {"type": "function", "function": {"name": "small", "parameters": {"type": "object", **small}}},
+    ]
+    tokenizer, ids = tokenizer_of(name, "plain")
+    grammar = TOOL_CALL_FORMATS[name].grammar([tools[place] for place in places], "required", False, special_ids=ids)
+    assert accepts(tokenizer, grammar, written(name, ("small", '{"unit": "F"}')))
+    assert not accepts(tokenizer, grammar, written(name, ("small", '{"unit": "K"}')))
+    assert accepts(tokenizer, grammar, written(name, ("large", '{"p1": "anything"}')))  # it is held to nothing

@@ -41,6 +41,46 @@ def inside(optional: int) -> Case:
     return {"allOf": [{"type": "array", "items": schema}]}, [value]
 
 
+def merged(optional: int, *, how: str) -> Case:
+    """One object of the optional properties of two, and a value that has some of both."""
+    (first, value), (second, other) = (object_of(optional, prefix=prefix) for prefix in "ab")
+    first, second = ({**each, "additionalProperties": True} for each in (first, second))
+    both = {**value, **other}
+    match how:
+        case "allOf":
+            return {"allOf": [first, second]}, both
+        case "allOf of references":
+            refs = [{"$ref": "#/$defs/a"}, {"description": "says nothing"}, {"$ref": "#/$defs/b"}]
+            return {"allOf": refs, "$defs": {"a": first, "b": second}}, both
+        case "beside allOf":
+            return {**first, "allOf": [second]}, {**other, **value}  # in this order
+        case "beside a reference":
+            return {**first, "$ref": "#/$defs/b", "$defs": {"b": second}}, both
+        case _:
+            assert how == "in an array"
+            return {"type": "array", "items": {"allOf": [first, second]}}, [both]
+
+
+def beside_alternatives(optional: int, *, alternatives: int) -> Case:
+    """An object that is also one of several others: llguidance makes an object of each of these."""
+    schema, value = object_of(optional)
+    others = [{"properties": {f"k{place}": {"type": "string"}}} for place in range(alternatives)]
+    return {**schema, "additionalProperties": True, "anyOf": others}, {"k0": "x", **value}
+
+
+def open_alternatives(optional: int, *, alternatives: int) -> Case:
+    """One of several objects that may have any other properties as well."""
+    each = [object_of(optional, prefix=f"{place}_") for place in range(alternatives)]
+    return {"anyOf": [{**schema, "additionalProperties": True} for schema, _ in each]}, each[-1][1]
+
+
+def named_alone(optional: int) -> Case:
+    """By a reference beside a description, as pydantic writes it: no other than the object itself."""
+    schema, value = object_of(optional, before=1)
+    named = {"description": "d", "allOf": [{"$ref": "#/$defs/a"}]}
+    return {"properties": {"p": named}, "required": ["p"], "$defs": {"a": schema}}, {"p": value}
+
+
 def check(schema: Any) -> None:
     check_optional(schema, References(schema), lambda _: None)
 
@@ -67,6 +107,14 @@ def is_followed(grammar: str, text: str) -> bool:
         (either, {"behind": 2}, MAX_ITEMS // 6),
         (either, {"before": 1}, MAX_ITEMS // 2),
         (inside, {}, MAX_ITEMS // 4),
+        (merged, {"how": "allOf"}, (MAX_ITEMS - 14) // 8),
+        (merged, {"how": "allOf of references"}, (MAX_ITEMS - 14) // 8),
+        (merged, {"how": "beside allOf"}, (MAX_ITEMS - 14) // 8),
+        (merged, {"how": "beside a reference"}, (MAX_ITEMS - 14) // 8),
+        (merged, {"how": "in an array"}, (MAX_ITEMS - 14) // 8),
+        (beside_alternatives, {"alternatives": 10}, (MAX_ITEMS - 10 * (4 + 2 * 7)) // 40),
+        (open_alternatives, {"alternatives": 20}, (MAX_ITEMS // 20 - 7) // 4),
+        (named_alone, {}, MAX_ITEMS // 2),
     ],
 )
 def test_as_many_as_can_be_followed(make: Any, options: dict[str, int], most: int) -> None:
