@@ -120,11 +120,14 @@ def attend(
     shape: MetadataShape,
     kv_heads: int | None = None,
     soft_cap: float | None = None,
+    sinks: Float32[Array, " heads"] | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """Softmax attention, scale head_dim**-0.5, of every row over the tokens that `metadata` and `mask` let it see.
 
     Of these a row sees the last ones only where `shape` has a window. `soft_cap`: scaled scores become
-    cap * tanh(score / cap), before what a row does not see is left out; None: they stay as they are.
+    cap * tanh(score / cap), before what a row does not see is left out; None: they stay as they are. `sinks`: of each
+    query head a score of no token, which is not scaled or capped: the softmax of every row has it, and its weight goes
+    to no value. None: there is none.
 
     Query heads `h * group .. h * group + group - 1` read KV head h. `kv_heads`: how many of them are no padding,
     which a TPU's pages may have, see `kv_cache.head_rows`; None: all that the pages hold.
@@ -141,24 +144,25 @@ def attend(
     side_by_side = lanes // dim if kv_heads is None else heads_in_row(kv_heads, stored_heads)
     if kv_heads is not None:  # queries of 0 for KV heads that are padding
         q = pad_axis(q, 1, stored_heads * side_by_side * (heads // kv_heads))
+        sinks = None if sinks is None else pad_axis(sinks, 0, q.shape[1])
     # Kernels are imported where they are used: those of GPUs need JAX 0.11, and a CPU needs none.
     if shape.kernel == "gpu" and mask is None:
         from jaxctx_kernels import mosaic_hopper
 
-        return mosaic_hopper.attend(q, k_pages, v_pages, metadata, shape=shape, soft_cap=soft_cap)
+        return mosaic_hopper.attend(q, k_pages, v_pages, metadata, shape=shape, soft_cap=soft_cap, sinks=sinks)
     if shape.kernel == "mma" and mask is None:
         from jaxctx_kernels import mosaic_mma
 
-        return mosaic_mma.attend(q, k_pages, v_pages, metadata, shape=shape, soft_cap=soft_cap)
+        return mosaic_mma.attend(q, k_pages, v_pages, metadata, shape=shape, soft_cap=soft_cap, sinks=sinks)
     if shape.kernel == "tpu" and mask is None:
         from jaxctx_kernels import pallas_tpu
 
         output = pallas_tpu.attend(
-            q, k_pages, v_pages, metadata, shape=shape, side_by_side=side_by_side, soft_cap=soft_cap
+            q, k_pages, v_pages, metadata, shape=shape, side_by_side=side_by_side, soft_cap=soft_cap, sinks=sinks
         )
     else:
         output = reference.attend(
-            q, k_pages, v_pages, metadata, mask, shape=shape, side_by_side=side_by_side, soft_cap=soft_cap
+            q, k_pages, v_pages, metadata, mask, shape=shape, side_by_side=side_by_side, soft_cap=soft_cap, sinks=sinks
         )
     return output if q.shape[1] == heads else output[:, :heads]
 

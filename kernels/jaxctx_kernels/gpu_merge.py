@@ -3,8 +3,10 @@
     outputs     [kv_heads, partials, 64, head_dim]   not divided by the sums of weights
     statistics  [kv_heads, partials, 2, 64]          of each row: the maximum that weights are relative to, their sum
 
-Which partial results belong together is in `Schedule.slots` of `gpu_schedule`. Called by `mosaic_hopper` and
-`mosaic_mma` behind their own kernels; it uses loads and stores only, so it is the same on every GPU.
+Which partial results belong together is in `Schedule.slots` of `gpu_schedule`. Attention sinks come in here, as one
+more partial result of every row, of weight 1 and without a value: the first kernel knows nothing of them. Called by
+`mosaic_hopper` and `mosaic_mma` behind their own kernels; it uses loads and stores only, so it is the same on every
+GPU.
 """
 
 from functools import partial
@@ -18,7 +20,7 @@ from jax.experimental.pallas import mosaic_gpu
 from jaxtyping import Array, Float32, Int32
 
 from jaxctx_kernels.gpu_schedule import SIDE, TileConfig
-from jaxctx_kernels.reference import MASKED_SCORE
+from jaxctx_kernels.reference import LOG2_E, MASKED_SCORE
 
 plgpu: Any = mosaic_gpu  # its annotations do not cover how it is used
 Ref: TypeAlias = Any  # to memory of the device
@@ -36,8 +38,12 @@ def merge_partials(
     statistics: Float32[Array, "kv_heads partials 2 64"],
     slots: Int32[Array, "tiles 2"],
     config: TileConfig,
+    sinks: Float32[Array, "kv_heads 64"] | None = None,
 ) -> Float32[Array, "kv_heads products 64 head_dim"]:
-    """Merge each tile's partial results, in order of slots. Rows that saw nothing become zeros."""
+    """Merge each tile's partial results, in order of slots. Rows that saw nothing become zeros.
+
+    `sinks`: of each row of a product, see `sinks_of_products`.
+    """
     kv_heads, _, _, dim = outputs.shape
     merged: jax.Array = plgpu.kernel(
         partial(merge_product, config=config),
@@ -46,11 +52,27 @@ def merge_partials(
         grid=(kv_heads, config.products, dim // MERGED_COLUMNS),
         grid_names=("head", "product", "column"),
         compiler_params=plgpu.CompilerParams(approx_math=True),
-    )(outputs, statistics, slots)
+    )(outputs, statistics, slots, sinks)
     return merged
 
 
-def merge_product(outputs: Ref, statistics: Ref, slots: Ref, merged: Ref, *, config: TileConfig) -> None:
+def sinks_of_products(
+    sinks: Float32[Array, " heads"] | None, kv_heads: int, config: TileConfig
+) -> Float32[Array, "kv_heads 64"] | None:
+    """The sink of each row of a product, whose query heads `gather_queries` lays out, as the first kernel has scores.
+
+    Those are in base 2, and with a soft cap all are higher by it (`gpu_scores`).
+    """
+    if sinks is None:
+        return None
+    raised = sinks.astype(jnp.float32) + (config.soft_cap or 0.0)
+    of_heads = jnp.maximum(raised * LOG2_E, MASKED_SCORE).reshape(kv_heads, config.group)
+    return of_heads[:, jnp.arange(SIDE) % config.group]
+
+
+def merge_product(
+    outputs: Ref, statistics: Ref, slots: Ref, sinks: Ref | None, merged: Ref, *, config: TileConfig
+) -> None:
     """Some columns of one product."""
     head, number, column = (lax.axis_index(axis) for axis in ("head", "product", "column"))
     columns = pl.ds(column * MERGED_COLUMNS, MERGED_COLUMNS)
@@ -58,9 +80,11 @@ def merge_product(outputs: Ref, statistics: Ref, slots: Ref, merged: Ref, *, con
     # A slot has a partial result of each consumer: of the same product if they took turns, else of one part each.
     begin, end = slots[tile, 0] * config.ways, slots[tile, 1] * config.ways
     take_max = partial(merge_max, statistics, head, part, config)
-    max_score = lax.fori_loop(begin, end, take_max, filled(MASKED_SCORE))
+    sink = None if sinks is None else plgpu.load(sinks.at[head], layout=BY_ROW, optimized=False)
+    max_score = lax.fori_loop(begin, end, take_max, filled(MASKED_SCORE) if sink is None else sink)
     add = partial(merge_partial, outputs, statistics, head, part, config, columns, max_score)
-    output, total = lax.fori_loop(begin, end, add, (filled(0.0, MERGED_COLUMNS), filled(0.0)))
+    weight_sum = filled(0.0) if sink is None else jnp.exp2(sink - max_score)
+    output, total = lax.fori_loop(begin, end, add, (filled(0.0, MERGED_COLUMNS), weight_sum))
     is_empty = in_columns(total, MERGED_COLUMNS) == 0.0
     merged[head, number, :, columns] = jnp.where(is_empty, 0.0, output / in_columns(total, MERGED_COLUMNS))
 

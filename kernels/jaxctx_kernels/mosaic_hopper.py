@@ -40,7 +40,16 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu
 from jaxtyping import Array, BFloat16, Bool, Float, Float32, Int32
 
-from jaxctx_kernels.gpu_merge import BY_PRODUCT, BY_ROW, MAX_SCORE, WEIGHT_SUM, filled, in_columns, merge_partials
+from jaxctx_kernels.gpu_merge import (
+    BY_PRODUCT,
+    BY_ROW,
+    MAX_SCORE,
+    WEIGHT_SUM,
+    filled,
+    in_columns,
+    merge_partials,
+    sinks_of_products,
+)
 from jaxctx_kernels.gpu_schedule import (
     FIRST_ENTRY,
     FIRST_ROW,
@@ -209,6 +218,7 @@ def attend(
     *,
     shape: MetadataShape,
     soft_cap: float | None = None,
+    sinks: Float32[Array, " heads"] | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `dispatch.attend`. Raises ValueError for a dtype, head dim, group or page size that it is not made for."""
     k_pages, v_pages = without_stored_bits(k_pages), without_stored_bits(v_pages)
@@ -225,7 +235,8 @@ def attend(
     visible_tokens = metadata.visible_tokens.at[row].get(mode="fill", fill_value=0)
     schedule = build_schedule(metadata, visible_tokens, config)
     outputs, statistics = attend_work_units(query, k_pages, v_pages, metadata.pages, schedule, config)
-    merged = merge_partials(outputs, statistics, schedule.slots, config)
+    of_products = sinks_of_products(sinks, kv_heads, config)
+    merged = merge_partials(outputs, statistics, schedule.slots, config, of_products)
     return scatter_outputs(merged, metadata, config, rows, heads)
 
 

@@ -19,6 +19,9 @@ lanes of its head, and takes those lanes of the output. Lanes to spare are zero 
 
 With a sliding window (`MetadataShape.window`) a row may see nothing of an item, and keeps what it has then.
 
+With attention sinks a row begins with that of its query head as its maximum, and a sum of 1, instead of with nothing.
+The sinks of a KV head come as they repeat along its rows, so long that aligned rows can be copied.
+
 Values of 8 bits are multiplied as bfloat16. Scores are then scaled by the keys' scales, and weights, before they are
 rounded, by the values': no key or value is written a second time.
 
@@ -32,6 +35,7 @@ the same metadata. Where the ideas came from: ragged paged attention (arXiv 2604
 
 from dataclasses import dataclass
 from functools import partial
+from math import lcm
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -42,7 +46,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jaxctx_kernels.kv_cache import LANES, HeadRows, KVPages, QuantizedKV, kv_values, pad_axis
 from jaxctx_kernels.metadata import ITEM_FIELDS, AttentionMetadata, Item, ItemClass, MetadataShape
-from jaxctx_kernels.reference import LOG2_E, MASKED_SCORE, cap_scores, matmul
+from jaxctx_kernels.reference import LOG2_E, MASKED_SCORE, cap_scores, matmul, sink_scores
 
 Ref: TypeAlias = Any  # to memory of the device
 
@@ -67,6 +71,7 @@ class Memory(NamedTuple):
     # In VMEM
     query: Ref  # [heads, height, lanes]
     visible_tokens: Ref  # [height, 1]
+    sinks: Ref  # [heads, period, LANES], see `repeated_sinks`; None where there is none
     # In HBM
     pages: tuple[Ref, Ref]  # keys, values, as KVPages
     # In VMEM
@@ -129,6 +134,7 @@ def attend(
     shape: MetadataShape,
     side_by_side: int = 1,
     soft_cap: float | None = None,
+    sinks: Float32[Array, " heads"] | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `dispatch.attend`.
 
@@ -151,6 +157,10 @@ def attend(
     together = heads_at_once(stored_heads, height, lanes, most_pages * page_size, jnp.dtype(dtype).itemsize)
     of_heads = pl.BlockSpec((together, height, lanes), lambda block, *_: (block, 0, 0))
     pages = in_hbm((k_pages, v_pages))
+    repeated = repeated_sinks(sinks, stored_heads)
+    of_sinks = None
+    if repeated is not None:
+        of_sinks = pl.BlockSpec((together, *repeated.shape[1:]), lambda block, *_: (block, 0, 0))
     out = pl.pallas_call(
         partial(kernel, shape=shape, group=group, score_scale=dim**-0.5 * LOG2_E, soft_cap=soft_cap),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -159,6 +169,7 @@ def attend(
             in_specs=[
                 of_heads,
                 pl.BlockSpec((height, 1), lambda *_: (0, 0)),
+                of_sinks,
                 jax.tree.map(lambda _: pl.BlockSpec(memory_space=pltpu.HBM), pages),
             ],
             out_specs=of_heads,
@@ -174,8 +185,24 @@ def attend(
         # The host checked the page ids; on the chip a check takes longer than starting the copy.
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True),
         name="attend",
-    )(metadata.class_ends, metadata.items.reshape(-1), metadata.pages, query, visible_tokens, pages)
+    )(metadata.class_ends, metadata.items.reshape(-1), metadata.pages, query, visible_tokens, repeated, pages)
     return collect_outputs(out, side_by_side, q.shape)[metadata.batch_to_sorted]
+
+
+def repeated_sinks(
+    sinks: Float32[Array, " heads"] | None, stored_heads: int
+) -> Float32[Array, "stored_heads period lanes"] | None:
+    """Sinks in base 2 as they repeat along the query rows of each row of lanes; the same in all lanes.
+
+    `period`: so many rows that they begin anew at a multiple of ROW_ALIGNMENT.
+    """
+    if sinks is None:
+        return None
+    # No maximum may be as low as a masked score, see `kernel`.
+    of_group = jnp.maximum(sink_scores(sinks, stored_heads), MASKED_SCORE / 2)
+    group = of_group.shape[1]
+    repeated = jnp.tile(of_group, (1, lcm(group, ROW_ALIGNMENT) // group))
+    return jnp.broadcast_to(repeated[..., None], (*repeated.shape, LANES))
 
 
 def fits_list(shape: MetadataShape) -> bool:
@@ -252,6 +279,7 @@ def kernel(
     page_list: Ref,
     query: Ref,
     visible_tokens: Ref,
+    sinks: Ref,
     pages: tuple[Ref, Ref],
     output: Ref,
     max_score: Ref,
@@ -272,6 +300,7 @@ def kernel(
         page_list=page_list,
         query=query,
         visible_tokens=visible_tokens,
+        sinks=sinks,
         pages=pages,
         output=output,
         max_score=max_score,
@@ -289,9 +318,12 @@ def kernel(
         item_count=class_ends[len(shape.classes) - 1],
         first_head=pl.program_id(0) * query.shape[0],
     )
-    # Half of MASKED_SCORE, so that a row's maximum is never as low as a masked score, which then weighs 0.
-    max_score[...] = jnp.full(max_score.shape, MASKED_SCORE / 2)
-    weight_sum[...] = jnp.zeros(weight_sum.shape)
+    if sinks is None:
+        # Half of MASKED_SCORE, so that a row's maximum is never as low as a masked score, which then weighs 0.
+        max_score[...] = jnp.full(max_score.shape, MASKED_SCORE / 2)
+        weight_sum[...] = jnp.zeros(weight_sum.shape)
+    else:
+        begin_with_sinks(step)
     output[...] = jnp.zeros(output.shape)
     pl.loop(0, jnp.minimum(RING - 1, step.item_count))(partial(start_copies, step))
     begin = 0
@@ -300,6 +332,20 @@ def kernel(
         begin = class_ends[number]
     total = weight_sum[:, :, :1]
     output[...] = jnp.where(total == 0, 0, output[...] / total)
+
+
+def begin_with_sinks(step: GridStep) -> None:
+    """Every row has seen its query head's sink, whose weight is 1."""
+    memory = step.memory
+    period = memory.sinks.shape[1]
+
+    @pl.loop(0, step.height // ROW_ALIGNMENT)
+    def copy_rows(number: jax.Array) -> None:
+        row = pl.multiple_of(number * ROW_ALIGNMENT, ROW_ALIGNMENT)
+        source = pl.multiple_of(jax.lax.rem(row, period), ROW_ALIGNMENT)
+        memory.max_score[:, pl.ds(row, ROW_ALIGNMENT)] = memory.sinks[:, pl.ds(source, ROW_ALIGNMENT)]
+
+    memory.weight_sum[...] = jnp.ones(memory.weight_sum.shape)
 
 
 def visit_item(step: GridStep, item_class: ItemClass, index: jax.Array) -> None:

@@ -18,6 +18,9 @@ A mask narrows what the metadata lets rows see: it says of every row and every i
 sequence's chain of pages, whether the row sees it. Without one nothing is computed for it. Kernels know nothing of
 masks: under a mask the reference serves every platform.
 
+An attention sink is a score without a value. Every row's running softmax begins with that of its query head instead of
+with nothing, so that it counts once, whatever the items.
+
     attend ── fold_tiles ── for each class and number of lanes: fold_items ── while there are items: attend_tile
 """
 
@@ -139,6 +142,7 @@ def attend(
     shape: MetadataShape,
     side_by_side: int = 1,
     soft_cap: float | None = None,
+    sinks: Float32[Array, " heads"] | None = None,
 ) -> Float32[Array, "rows heads head_dim"]:
     """See `dispatch.attend`. `side_by_side`: heads in a row of the page arrays, all of which have queries."""
     rows, heads, dim = q.shape
@@ -149,10 +153,17 @@ def attend(
     allowed = None if mask is None else sort_mask(mask, metadata, shape)
     inputs = AttentionInputs(query, k_pages, v_pages, allowed, shape.page_size, side_by_side, soft_cap)
     zeros = jnp.zeros_like(query[..., 0], jnp.float32)
-    nothing = RunningSoftmax(zeros + MASKED_SCORE, zeros, jnp.zeros_like(query, jnp.float32))
-    _, total, out = fold_tiles(metadata, shape, nothing, partial(attend_tile, inputs))
+    begin = RunningSoftmax(zeros + MASKED_SCORE, zeros, jnp.zeros_like(query, jnp.float32))
+    if sinks is not None:
+        begin = begin._replace(max_score=zeros + sink_scores(sinks, kv_heads)[:, None], weight_sum=zeros + 1)
+    _, total, out = fold_tiles(metadata, shape, begin, partial(attend_tile, inputs))
     out = jnp.where(total[..., None] == 0, 0, out / total[..., None])
     return out[:, metadata.batch_to_sorted].transpose(1, 0, 2, 3).reshape(rows, heads, dim)
+
+
+def sink_scores(sinks: Float32[Array, " heads"], kv_heads: int) -> Float32[Array, "kv_heads group"]:
+    """Sinks as scores in base 2, none below MASKED_SCORE: one of -inf counts for nothing then."""
+    return jnp.maximum(sinks.astype(jnp.float32) * LOG2_E, MASKED_SCORE).reshape(kv_heads, -1)
 
 
 # The loop over items

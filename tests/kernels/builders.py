@@ -143,6 +143,7 @@ def dense_attention(
     mask: np.ndarray | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """float64 `[rows, heads, head_dim]` from pages `[kv_heads, pages, page_size, head_dim]`, row by row."""
     rows, heads, dim = q.shape
@@ -159,9 +160,17 @@ def dense_attention(
             for h in range(heads) if len(token) else ():
                 score = k[h // group, page, offset] @ q[r, h] * dim**-0.5
                 score = score if soft_cap is None else soft_cap * np.tanh(score / soft_cap)
-                weight = np.exp(score - score.max())
-                out[r, h] = weight @ v[h // group, page, offset] / weight.sum()
+                highest = score.max() if sinks is None else max(score.max(), sinks[h])
+                weight = np.exp(score - highest)
+                of_sink = 0 if sinks is None else np.exp(sinks[h] - highest)
+                out[r, h] = weight @ v[h // group, page, offset] / (weight.sum() + of_sink)
     return out
+
+
+def random_sinks(rng: Generator, heads: int) -> np.ndarray:
+    """float32 `[heads]`: one far below all scores, one among them and one far above, in any order; others anywhere."""
+    sinks = np.concatenate([[-20.0, 0.0, 20.0], rng.normal(size=heads) * 4])[:heads]
+    return rng.permutation(sinks).astype(np.float32)
 
 
 def packed_metadata(segments: list[Segment], shape: MetadataShape, unused: int = 2**31 - 1) -> np.ndarray:

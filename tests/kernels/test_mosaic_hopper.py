@@ -17,7 +17,7 @@ import pytest
 
 from jaxctx_kernels import KVPages, Segment, metadata_shape, unpack_metadata
 
-from .builders import dequantized, filled_pages, packed_metadata, zero_pages
+from .builders import dequantized, filled_pages, packed_metadata, random_sinks, zero_pages
 from .interpreters import OLDEST_JAX_FOR_GPU, gpu_interpreter
 
 if jax.__version_info__ < OLDEST_JAX_FOR_GPU:
@@ -56,15 +56,18 @@ class Case:
         processors: int = 4,  # so few that units cross tiles and tiles have several units
         window: int | None = None,
         soft_cap: float | None = None,
+        has_sinks: bool = False,
     ) -> None:
         self.shape = metadata_shape(rows, page_size, pool_pages * page_size, pool_pages, "gpu", processors, window)
-        self.soft_cap = soft_cap
+        self.soft_cap, self.has_sinks = soft_cap, has_sinks
         self.dim, self.group, self.kv_heads, self.pool_pages, self.dtype = dim, group, kv_heads, pool_pages, dtype
         self.run = jax.jit(self.attend)
 
-    def attend(self, q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
+    def attend(
+        self, q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array, sinks: jax.Array | None = None
+    ) -> jax.Array:
         metadata = unpack_metadata(self.shape, packed)
-        return mosaic_hopper.attend(q, k, v, metadata, shape=self.shape, soft_cap=self.soft_cap)
+        return mosaic_hopper.attend(q, k, v, metadata, shape=self.shape, soft_cap=self.soft_cap, sinks=sinks)
 
     def check(
         self, rng: Generator, segments: list[Segment], visible: Callable, dense: Callable, scale: float | None = None
@@ -80,8 +83,9 @@ class Case:
         q[np.setdiff1d(np.arange(rows), mine)] = np.nan
         packed = packed_metadata(segments, self.shape)
         pools = filled_pages(k, self.dtype), filled_pages(v, self.dtype)
-        got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), *pools, packed), np.float64)
-        want = dense(q, *map(dequantized, pools), segments, size, None, self.shape.window, self.soft_cap)
+        sinks = random_sinks(rng, q.shape[1]) if self.has_sinks else None
+        got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), *pools, packed, sinks), np.float64)
+        want = dense(q, *map(dequantized, pools), segments, size, None, self.shape.window, self.soft_cap, sinks)
         wrong = np.linalg.norm(got - want, axis=-1)
         assert (wrong <= 0.005 * np.linalg.norm(want, axis=-1)).all(), wrong.max()
 
@@ -242,6 +246,37 @@ def test_windows_and_caps_in_trees(
         forest.add(prefix, own_pages, rows)
     forest.add(forest.pages(0), 12, 2)
     Case(24, 16, 64, 4, window=window, soft_cap=soft_cap).check(rng, forest.segments, visible, dense)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "window", "soft_cap"),
+    [
+        ((24, 16, 64, 4), "bfloat16", None, None),
+        pytest.param((24, 16, 64, 3, 2), "int8", 70, 5.0, marks=pytest.mark.slow),  # rows of products to spare
+        # Consumers split rows.
+        pytest.param((130, 32, 128, 8), "bfloat16", None, 30.0, marks=pytest.mark.campaign),
+        pytest.param((140, 16, 256, 2), "float8_e4m3fn", 40, None, marks=pytest.mark.campaign),
+    ],
+)
+def test_sinks(
+    rng: Generator,
+    grow: Callable,
+    visible: Callable,
+    dense: Callable,
+    case: tuple[int, ...],
+    dtype: str,
+    window: int | None,
+    soft_cap: float | None,
+) -> None:
+    """Tiles of several units, whose partial results have the sink once; and rows of padding."""
+    forest = grow("nothing", case[0], case[1], 60)
+    prefix = forest.pages(10)
+    for own_pages, rows in ((4, 15), (1, 1), (9, 1)):
+        forest.add(prefix, own_pages, rows)
+    forest.add(forest.pages(0), 12, 2)
+    Case(*case, dtype=dtype, window=window, soft_cap=soft_cap, has_sinks=True).check(
+        rng, forest.segments, visible, dense
+    )
 
 
 def full_steps(case: Case, segments: list[Segment]) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from jaxctx_kernels import KVPages, Segment, metadata_shape, unpack_metadata
 
-from .builders import dequantized, filled_pages, packed_metadata, zero_pages
+from .builders import dequantized, filled_pages, packed_metadata, random_sinks, zero_pages
 from .interpreters import OLDEST_JAX_FOR_GPU, gpu_interpreter
 
 if jax.__version_info__ < OLDEST_JAX_FOR_GPU:
@@ -49,18 +49,21 @@ class Case:
         dtype: str,
         window: int | None = None,
         soft_cap: float | None = None,
+        has_sinks: bool = False,
     ) -> None:
         self.pool_pages = 60
         # A device so small that units cross tiles and tiles have several units.
         tokens = self.pool_pages * page_size
         self.shape = metadata_shape(rows, page_size, tokens, self.pool_pages, "mma", 2, window)
-        self.soft_cap = soft_cap
+        self.soft_cap, self.has_sinks = soft_cap, has_sinks
         self.dim, self.group, self.kv_heads, self.dtype = dim, group, kv_heads, dtype
         self.run = jax.jit(self.attend)
 
-    def attend(self, q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
+    def attend(
+        self, q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array, sinks: jax.Array | None = None
+    ) -> jax.Array:
         metadata = unpack_metadata(self.shape, packed)
-        return mosaic_mma.attend(q, k, v, metadata, shape=self.shape, soft_cap=self.soft_cap)
+        return mosaic_mma.attend(q, k, v, metadata, shape=self.shape, soft_cap=self.soft_cap, sinks=sinks)
 
     def check(self, rng: Generator, segments: list[Segment], visible: Callable, dense: Callable) -> None:
         """A token more or less among n changes a row's output by about n**-0.5 of it, bfloat16 weights by 0.002."""
@@ -72,8 +75,10 @@ class Case:
         mine = np.concatenate([np.zeros(0, np.int64), *(np.arange(s.rows) + s.first_row for s in segments)])
         q[np.setdiff1d(np.arange(rows), mine)] = np.nan
         pools = filled_pages(k, self.dtype), filled_pages(v, self.dtype)
-        got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), *pools, packed_metadata(segments, self.shape)))
-        want = dense(q, *map(dequantized, pools), segments, size, None, self.shape.window, self.soft_cap)
+        sinks = random_sinks(rng, q.shape[1]) if self.has_sinks else None
+        packed = packed_metadata(segments, self.shape)
+        got = np.asarray(self.run(jnp.asarray(q, jnp.bfloat16), *pools, packed, sinks))
+        want = dense(q, *map(dequantized, pools), segments, size, None, self.shape.window, self.soft_cap, sinks)
         wrong = np.linalg.norm(got - want, axis=-1)
         assert (wrong <= 0.005 * np.linalg.norm(want, axis=-1)).all(), wrong.max()
 
@@ -110,15 +115,19 @@ def test_equals_dense_attention(
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype", "window", "soft_cap"),
+    ("case", "dtype", "window", "soft_cap", "has_sinks"),
     [
-        ((24, 16, 64, 4, 1), "bfloat16", 70, 2.0),
-        pytest.param((24, 16, 80, 3, 1), "int8", 9, None, marks=pytest.mark.slow),
-        pytest.param((24, 128, 64, 1, 2), "float8_e4m3fn", 128, 30.0, marks=pytest.mark.campaign),
-        pytest.param((24, 32, 64, 2, 1), "bfloat16", None, 0.001, marks=pytest.mark.campaign),  # nearly all alike
+        ((24, 16, 64, 4, 1), "bfloat16", 70, 2.0, False),
+        ((24, 16, 64, 4, 1), "bfloat16", None, None, True),
+        pytest.param((24, 16, 80, 3, 1), "int8", 9, None, False, marks=pytest.mark.slow),
+        pytest.param((24, 16, 80, 3, 2), "int8", 70, 5.0, True, marks=pytest.mark.slow),  # rows of products to spare
+        pytest.param((24, 128, 64, 1, 2), "float8_e4m3fn", 128, 30.0, False, marks=pytest.mark.campaign),
+        pytest.param(
+            (24, 32, 64, 2, 1), "bfloat16", None, 0.001, False, marks=pytest.mark.campaign
+        ),  # nearly all alike
     ],
 )
-def test_windows_and_caps(
+def test_windows_caps_and_sinks(
     rng: Generator,
     grow: Callable,
     visible: Callable,
@@ -127,6 +136,7 @@ def test_windows_and_caps(
     dtype: str,
     window: int | None,
     soft_cap: float | None,
+    has_sinks: bool,
 ) -> None:
     """A chunk behind a prefix of which another row sees the end, or nothing, and rows of their own."""
     forest = grow("nothing", *case[:2], 60)
@@ -134,7 +144,8 @@ def test_windows_and_caps(
     for own_pages, rows in ((4, 15), (1, 1), (9, 1)):
         forest.add(prefix, own_pages, rows)
     forest.add(forest.pages(0), 12, 2)
-    Case(*case, dtype=dtype, window=window, soft_cap=soft_cap).check(rng, forest.segments, visible, dense)
+    of_case = Case(*case, dtype=dtype, window=window, soft_cap=soft_cap, has_sinks=has_sinks)
+    of_case.check(rng, forest.segments, visible, dense)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from jaxctx_kernels import (
     write_kv,
 )
 
-from .builders import BATCHES, dequantized, packed_metadata
+from .builders import BATCHES, dequantized, packed_metadata, random_sinks
 from .interpreters import Dma, tpu_interpreter
 
 Generator = np.random.Generator
@@ -48,6 +48,7 @@ class Case:
     pool_pages: int = 120
     window: int | None = None
     soft_cap: float | None = None
+    has_sinks: bool = False
     dma: Dma = "on_wait"
 
     @property
@@ -78,7 +79,15 @@ class Case:
             return values
         return dequantized(self.stored(values), self.kv_heads, self.dim)
 
-    def attend(self, run: Callable, q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: list[Segment]) -> np.ndarray:
+    def attend(
+        self,
+        run: Callable,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        segments: list[Segment],
+        sinks: np.ndarray | None = None,
+    ) -> np.ndarray:
         """float32 `[rows, heads, head_dim]`, with the program `run` of `program`."""
         with tpu_interpreter(self.dma):
             got = np.array(
@@ -87,15 +96,17 @@ class Case:
                     self.stored(k),
                     self.stored(v),
                     packed_metadata(segments, self.shape),
+                    sinks,
                 )
             )
         assert got.dtype == np.float32
         return got
 
     def program(self) -> Callable:
-        def run(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array) -> jax.Array:
+        def run(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array, sinks: jax.Array | None = None) -> jax.Array:
             metadata = unpack_metadata(self.shape, packed)
-            return attend(q, k, v, metadata, shape=self.shape, kv_heads=self.kv_heads, soft_cap=self.soft_cap)
+            kept = {"kv_heads": self.kv_heads, "soft_cap": self.soft_cap, "sinks": sinks}
+            return attend(q, k, v, metadata, shape=self.shape, **kept)
 
         return jax.jit(run)
 
@@ -107,8 +118,9 @@ class Case:
         for s in segments:
             padding[s.first_row : s.first_row + s.rows] = False
         q[padding] = np.nan
-        got = self.attend(run, q, k, v, segments)
-        limits = {"window": self.window, "soft_cap": self.soft_cap}
+        sinks = random_sinks(rng, self.kv_heads * self.group) if self.has_sinks else None
+        got = self.attend(run, q, k, v, segments, sinks)
+        limits = {"window": self.window, "soft_cap": self.soft_cap, "sinks": sinks}
         want = dense(q, self.kept(k), self.kept(v), segments, self.page_size, **limits)
         tolerance = 1e-5 if self.dtype == "float32" else 1e-2  # weights are rounded to the dtype of values
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
@@ -120,9 +132,13 @@ QUICK_CASES = [
     (Case(50, 16, 128, 4, dtype="int8"), ["one_prefix"]),
     (Case(64, 16, 128, 3, dtype="float32", window=40, soft_cap=1.5), ["chunks_and_decode", "three_levels"]),
     (Case(50, 16, 64, 4, window=17), ["many_prefixes"]),
+    (Case(50, 16, 64, 3, kv_heads=3, has_sinks=True), ["one_prefix"]),  # heads side by side
     (Case(50, 16, 64, 3, kv_heads=3), ["chunks_and_decode"]),  # the second row has room for a fourth head
 ]
 CAMPAIGN_CASES = [
+    (Case(64, 16, 128, 3, dtype="float32", window=40, soft_cap=1.5, has_sinks=True), ["three_levels", "nothing"]),
+    (Case(50, 16, 128, 4, dtype="int8", has_sinks=True), ["chunks_and_decode"]),
+    (Case(50, 16, 128, 1, dtype="float32", window=17, has_sinks=True), ["many_prefixes"]),
     (Case(50, 16, 128, 4, dtype="float8_e4m3fn", window=70, soft_cap=4.0), ["chunks_and_decode"]),
     (Case(50, 32, 48, 2, kv_heads=3, dtype="int8"), ["many_prefixes"]),  # lanes and a head to spare
     (Case(50, 32, 64, 4), ["chunks_and_decode"]),

@@ -18,7 +18,7 @@ from jaxctx_kernels import MetadataShape, Segment, attend, kv_cache, metadata_sh
 from jaxctx_kernels.reference import exp2_approximately
 from tests.sums import visible_sum
 
-from .builders import filled_pages, packed_metadata
+from .builders import filled_pages, packed_metadata, random_sinks
 
 Generator = np.random.Generator
 ROWS, POOL = 64, 120
@@ -35,8 +35,9 @@ def run_attend(
     *,
     shape: MetadataShape,
     soft_cap: float | None = None,
+    sinks: np.ndarray | None = None,
 ) -> jax.Array:
-    return attend(q, k, v, unpack_metadata(shape, packed), mask, shape=shape, soft_cap=soft_cap)
+    return attend(q, k, v, unpack_metadata(shape, packed), mask, shape=shape, soft_cap=soft_cap, sinks=sinks)
 
 
 @partial(jax.jit, static_argnames="shape")
@@ -442,3 +443,74 @@ class TestUnderAMask:
                     want[row] = tokens[:n][mask[row, :n]].sum(dtype=np.uint32)
             got = run_sum(values, packed_metadata(segments, shape), mask, shape=shape)
             np.testing.assert_array_equal(got, want, err_msg=kind)
+
+
+class TestSinks:
+    """Each query head has a score without a value, which every row's softmax has once, whatever it was merged from."""
+
+    @pytest.mark.parametrize(
+        ("window", "soft_cap", "page_size", "dtype"),
+        [
+            (None, None, 16, "float32"),
+            (40, 2.5, 16, "float32"),
+            pytest.param(None, 3.0, 1, "bfloat16", marks=pytest.mark.campaign),
+            (70, None, 16, "int8"),
+            pytest.param(33, 20.0, 32, "float8_e4m3fn", marks=pytest.mark.campaign),
+        ],
+    )
+    def test_equals_dense_attention(
+        self,
+        rng: Generator,
+        grow: Callable,
+        kinds: list[str],
+        visible: Callable,
+        dense: Callable,
+        exact: Callable,
+        window: int | None,
+        soft_cap: float | None,
+        page_size: int,
+        dtype: str,
+    ) -> None:
+        """Slots that no row sees are poisoned."""
+        shape = metadata_shape(ROWS, page_size, POOL * page_size, POOL, window=window)
+        shape = replace(shape, share_tokens=min(64, shape.share_tokens), items=2000, pages=4000)  # share more
+        for kind in kinds:
+            segments = grow(kind, ROWS, page_size, POOL).segments
+            pools = rng.normal(size=(2, 2, POOL, page_size, 64)) * 2
+            pools[:, :, ~visible(segments, page_size, POOL, window)] = np.nan
+            k, v = (filled_pages(x, dtype) for x in pools)
+            q = jnp.asarray(rng.normal(size=(ROWS, 6, 64)), jnp.float32)
+            sinks = random_sinks(rng, 6)
+            packed = packed_metadata(segments, shape)
+            got = run_attend(q, k, v, packed, shape=shape, soft_cap=soft_cap, sinks=sinks)
+            of_rows = np.asarray(q, np.float64), exact(k), exact(v), segments, page_size
+            want = dense(*of_rows, window=window, soft_cap=soft_cap, sinks=sinks)
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=4e-5, err_msg=kind)
+
+    @pytest.mark.parametrize("window", [None, 50])
+    def test_under_a_mask(self, rng: Generator, grow: Callable, dense: Callable, window: int | None) -> None:
+        """Rows from which a mask hides everything are zeros."""
+        shape = metadata_shape(ROWS, 16, POOL * 16, POOL, window=window, masked=True)
+        sinks = np.array([1.5, -20], np.float32)
+        for kind in ("three_levels", "chunks_and_decode"):
+            segments = grow(kind, ROWS, 16, POOL).segments
+            mask = random_mask(rng, ROWS, POOL * 16)
+            mask[segments[0].first_row] = False
+            k, v = rng.normal(size=(2, 2, POOL, 16, 64)).astype(np.float32)
+            q = rng.normal(size=(ROWS, 2, 64)).astype(np.float32)
+            got = run_attend(q, k, v, packed_metadata(segments, shape), mask, shape=shape, sinks=sinks)
+            want = dense(q, k, v, segments, 16, mask, window=window, sinks=sinks)
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+            assert not np.asarray(got[segments[0].first_row]).any()
+
+    def test_sinks_without_end(self, rng: Generator, grow: Callable) -> None:
+        """One of -inf counts for nothing; one that is far above all scores takes all of the weight."""
+        shape = metadata_shape(ROWS, 16, POOL * 16, POOL)
+        segments = grow("chunks_and_decode", ROWS, 16, POOL).segments
+        k, v = rng.normal(size=(2, 2, POOL, 16, 64)).astype(np.float32)
+        q = rng.normal(size=(ROWS, 2, 64)).astype(np.float32)
+        packed = packed_metadata(segments, shape)
+        want = run_attend(q, k, v, packed, shape=shape)
+        got = run_attend(q, k, v, packed, shape=shape, sinks=np.array([-np.inf, 1e4], np.float32))
+        np.testing.assert_allclose(got[:, 0], want[:, 0], rtol=1e-6)
+        assert not np.asarray(got[:, 1]).any()
