@@ -45,8 +45,10 @@ class RoundedKV(DenseCausal):
 
     kv_dtype: str = "int8"
 
-    def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return DenseCausal.attend(self, layer, q, rounded(k, self.kv_dtype), rounded(v, self.kv_dtype))
+    def attend(
+        self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None = None
+    ) -> jax.Array:
+        return DenseCausal.attend(self, layer, q, rounded(k, self.kv_dtype), rounded(v, self.kv_dtype), sinks)
 
 
 def rounded(rows: jax.Array, dtype: str) -> jax.Array:

@@ -34,7 +34,9 @@ class DenseCausal:
     windows: tuple[int | None, ...] = ()
     soft_cap: float | None = None
 
-    def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(
+        self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None = None
+    ) -> jax.Array:
         rows, heads, head_dim = q.shape
         kv_heads, length = k.shape[1], rows // self.sequences
         q = q.reshape(self.sequences, length, kv_heads, heads // kv_heads, head_dim)
@@ -48,7 +50,12 @@ class DenseCausal:
         scores *= head_dim**-0.5
         if self.soft_cap is not None:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
-        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+        scores = jnp.where(seen, scores, -jnp.inf)
+        if sinks is None:
+            weights = jax.nn.softmax(scores, axis=-1)
+        else:  # one more column, whose weight goes to no value
+            column = jnp.broadcast_to(sinks.reshape(kv_heads, -1, 1, 1), (*scores.shape[:-1], 1))
+            weights = jax.nn.softmax(jnp.concatenate([scores, column], -1), axis=-1)[..., :-1]
         out = jnp.einsum(
             "bhgqk,bkhd->bqhgd", weights.astype(v.dtype), v, precision=precision, preferred_element_type=jnp.float32
         )

@@ -62,58 +62,58 @@ def scatter(arrays: Any, ids: jax.Array, data: Any) -> Any:
     return jax.tree.map(lambda array, pages: array.at[:, ids].set(pages.swapaxes(0, 1)), arrays, data)
 
 
-def right(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def right(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     """What every kernel should compute."""
-    return reference.attend(q, k, v, metadata, None, shape=shape, soft_cap=soft_cap)
+    return reference.attend(q, k, v, metadata, None, shape=shape, **options)
 
 
-def wrong_scale(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def wrong_scale(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     return right(q * 1.25, k, v, metadata, shape=shape)
 
 
-def wrong_page(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def wrong_page(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     """One entry of the page list, for those who read it."""
     pages = metadata.pages.at[1].set(metadata.pages[0])
     return right(q, k, v, metadata._replace(pages=pages), shape=shape)
 
 
-def one_token_too_few(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def one_token_too_few(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     seen = metadata.visible_tokens
     return right(q, k, v, metadata._replace(visible_tokens=jnp.where(seen > 1, seen - 1, seen)), shape=shape)
 
 
-def one_token_too_many(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def one_token_too_many(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     """Within a chunk of a prompt."""
     seen = metadata.visible_tokens
     return right(q, k, v, metadata._replace(visible_tokens=jnp.where(seen > 0, seen + 1, seen)), shape=shape)
 
 
-def not_a_number(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def not_a_number(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     """In a single number of a row that is computed."""
     row = metadata.sorted_to_batch[-1] if shape.rows == 1 else jnp.argmax(~jnp.isnan(q[:, 0, 0]))
     return right(q, k, v, metadata, shape=shape).at[row, 1, 3].set(jnp.nan)
 
 
-def one_wrong_head(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def one_wrong_head(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     """Its output is that of its neighbour, which reads the same KV head."""
     out = right(q, k, v, metadata, shape=shape)
     return out.at[:, -1].set(out[:, -2])
 
 
-def wrong_kv_head(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def wrong_kv_head(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     return right(q, k, jax.tree.map(lambda array: array[::-1], v), metadata, shape=shape)
 
 
-def padding_not_zero(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def padding_not_zero(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     out = right(q, k, v, metadata, shape=shape)
     return jnp.where(jnp.isnan(q), 1e-3, out)
 
 
-def refuses(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def refuses(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     raise NotImplementedError("no layout for\nthis vector")
 
 
-def fails_when_it_runs(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def fails_when_it_runs(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     def fail(out: np.ndarray) -> np.ndarray:
         raise RuntimeError("illegal address")
 
@@ -121,13 +121,13 @@ def fails_when_it_runs(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: An
     return jax.pure_callback(fail, out, out)
 
 
-def first_layer_only(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def first_layer_only(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     """Every layer reads the pages of the first: right in a comparison of one layer. Not among `WRONG`."""
     pages = metadata.pages % shape.pool_pages
-    return right(q, k, v, metadata._replace(pages=pages), shape=shape, soft_cap=soft_cap)
+    return right(q, k, v, metadata._replace(pages=pages), shape=shape, **options)
 
 
-def never_ends(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def never_ends(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     """It waits where a device would compute for ever, until `END` is set. Not among `WRONG`."""
 
     def wait(out: np.ndarray) -> np.ndarray:
@@ -139,7 +139,7 @@ def never_ends(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_
     return jax.pure_callback(wait, out, out)
 
 
-def aborts(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def aborts(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     """As a compiler does: there is nothing to catch. Not among `WRONG`."""
     os.abort()
 

@@ -27,7 +27,8 @@ class KVSpec:
     `windows` has an entry for each layer, or none at all: in all layers a row sees everything then. A row at position p
     sees, of what it sees without one, the positions from `p - window + 1` on: as many tokens as the window has, itself
     included. None: everything. `soft_cap`: a scaled score s becomes `soft_cap * tanh(s / soft_cap)` in all layers,
-    before what a row does not see is left out; None: it stays as it is.
+    before what a row does not see is left out; None: it stays as it is. `sinks`: whether each query head has an
+    attention sink in all layers, which a model hands to `AttentionBackend.attend`.
 
     Raises ValueError if there are windows for another number of layers, or if a window or the cap is not positive.
     """
@@ -39,6 +40,7 @@ class KVSpec:
     group: int = 1  # query heads that read a KV head
     windows: tuple[int | None, ...] = ()  # tokens, of each layer
     soft_cap: float | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.windows and len(self.windows) != self.layers:
@@ -89,12 +91,15 @@ class AttentionBackend(Protocol):
     kernel: KernelName
     """What computes attention, and so of which kind the device is; "reference" says nothing of it."""
 
-    def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(
+        self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None = None
+    ) -> jax.Array:
         """Store k and v of the rows in `layer`, then attend: each row over what it sees there, itself included.
 
         Softmax attention with scale head_dim**-0.5, with the layer's window and the soft cap of `KVSpec`. q
         `[rows, heads, head_dim]`, k and v `[rows, kv_heads, head_dim]` in the KV dtype, in float32 if that has 8 bits;
-        returns float32 `[rows, heads, head_dim]`.
+        returns float32 `[rows, heads, head_dim]`. `sinks`: of the layer, float32 `[heads]` in the order of q's heads,
+        scores that the softmax of every row has beside those of tokens, with no value; None: `KVSpec` has none.
         """
 
 

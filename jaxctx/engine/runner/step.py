@@ -196,7 +196,9 @@ class PagedAttention:
         self._soft_cap = spec.soft_cap
         self._write_and_attend = [_attention(each, spec.soft_cap, mesh) for each in shape.metadata]
 
-    def attend(self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(
+        self, layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None = None
+    ) -> jax.Array:
         """Write the rows' k and v into the layer's pages, then attend. For shapes see `AttentionBackend`."""
         kv_slots, kinds, index = self.kv_slots, self.kinds, layer
         if self.looped:  # all layers share one array: address the pages of this one
@@ -205,24 +207,31 @@ class PagedAttention:
             kinds = tuple(kind.from_page(first_page) for kind in kinds)
         if len(kinds) == 1 or isinstance(layer, int):
             number = self.kind_of_layer[layer] if len(kinds) > 1 else 0
-            attended, cache = self._write_and_attend[number](q, k, v, self.pools[index], kv_slots, *kinds[number])
+            write_and_attend = self._write_and_attend[number]
+            attended, cache = write_and_attend(q, k, v, self.pools[index], kv_slots, *kinds[number], sinks)
         else:
             cache = _write(self.pools[index], k, v, kv_slots, self.shapes[0].kernel)
-            attended = self._attend_to_kind(layer, q, cache, kinds, k.shape[1])
+            attended = self._attend_to_kind(layer, q, cache, kinds, k.shape[1], sinks)
         self.pools = (*self.pools[:index], cache, *self.pools[index + 1 :])
         return attended
 
     def _attend_to_kind(
-        self, layer: jax.Array, q: jax.Array, cache: KVCache, kinds: Sequence[KindOfLayer], kv_heads: int
+        self,
+        layer: jax.Array,
+        q: jax.Array,
+        cache: KVCache,
+        kinds: Sequence[KindOfLayer],
+        kv_heads: int,
+        sinks: jax.Array | None,
     ) -> jax.Array:
         """Attend in a layer that only the device knows, and with it its kind."""
 
-        def branch(shape: kernels.MetadataShape, kind: KindOfLayer) -> Callable[[jax.Array, KVCache], jax.Array]:
+        def branch(shape: kernels.MetadataShape, kind: KindOfLayer) -> Callable[..., jax.Array]:
             attend = partial(kernels.attend, shape=shape, kv_heads=kv_heads, soft_cap=self._soft_cap)
-            return lambda q, cache: attend(q, *cache, *kind)
+            return lambda q, cache, sinks: attend(q, *cache, *kind, sinks=sinks)
 
         number = jnp.asarray(self.kind_of_layer)[layer]
-        attended: jax.Array = jax.lax.switch(number, list(map(branch, self.shapes, kinds)), q, cache)
+        attended: jax.Array = jax.lax.switch(number, list(map(branch, self.shapes, kinds)), q, cache, sinks)
         return attended
 
 
@@ -232,15 +241,17 @@ Attended: TypeAlias = tuple[jax.Array, KVCache]
 def _attention(shape: kernels.MetadataShape, soft_cap: float | None, mesh: Mesh | None) -> Callable[..., Attended]:
     """`write_and_attend` for this shape, without it.
 
-    XLA cannot split a kernel over a mesh. So each device writes and attends with its own heads: no head needs another
-    one, and all have the same slots and metadata. Devices along "group" have other query heads of the same KV heads.
+    XLA cannot split a kernel over a mesh. So each device writes and attends with its own heads, and has their sinks: no
+    head needs another one, and all have the same slots and metadata. Devices along "group" have other query heads of
+    the same KV heads.
     """
     local = partial(write_and_attend, shape=shape, soft_cap=soft_cap)
     if mesh is None:
         return local
     heads, kv_heads = PartitionSpec(None, EVERY_DEVICE), PartitionSpec(None, KV)  # the second axis, of rows
     cache, replicated = PartitionSpec(KV), PartitionSpec()
-    read = (heads, kv_heads, kv_heads, cache, replicated, replicated, replicated)
+    sinks = PartitionSpec(EVERY_DEVICE)
+    read = (heads, kv_heads, kv_heads, cache, replicated, replicated, replicated, sinks)
     sharded: Callable[..., Attended] = jax.shard_map(
         local, mesh=mesh, in_specs=read, out_specs=(heads, cache), check_vma=False
     )
@@ -255,13 +266,15 @@ def write_and_attend(
     kv_slots: jax.Array,
     metadata: kernels.AttentionMetadata,
     mask: jax.Array | None,
+    sinks: jax.Array | None,
     *,
     shape: kernels.MetadataShape,
     soft_cap: float | None,
 ) -> Attended:
     """Write k and v into one layer's pages, then attend: float32 `[rows, heads, head_dim]`, and the pages."""
     cache = _write(cache, k, v, kv_slots, shape.kernel)
-    return kernels.attend(q, *cache, metadata, mask, shape=shape, kv_heads=k.shape[1], soft_cap=soft_cap), cache
+    attend = partial(kernels.attend, shape=shape, kv_heads=k.shape[1], soft_cap=soft_cap)
+    return attend(q, *cache, metadata, mask, sinks=sinks), cache
 
 
 def _write(cache: KVCache, k: jax.Array, v: jax.Array, kv_slots: jax.Array, kernel: kernels.KernelName) -> KVCache:

@@ -97,7 +97,7 @@ class AttentionTypes:
     def __init__(self):
         self.dtypes = set()
 
-    def attend(self, layer, q, k, v):
+    def attend(self, layer, q, k, v, sinks=None):
         self.dtypes |= {str(q.dtype), str(k.dtype), str(v.dtype)}
         return q.astype(jnp.float32)
 

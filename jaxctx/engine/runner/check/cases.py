@@ -11,6 +11,8 @@ each weighs about as much as all others together.
 Of layers with a sliding window half of the query heads look for the first token of the window instead of any other, and
 for the one before it, which the row does not see.
 
+Sinks, of models that have them, weigh about as much as one of these tokens, and each query head has another one.
+
 Slots that no row of a batch sees are poisoned. Pages lie in random order.
 """
 
@@ -184,6 +186,13 @@ def make_queries(rng: Generator, batch: Batch, k: Array, rows: int, heads: int) 
     return rounded
 
 
+def make_sinks(rng: Generator, heads: int, soft_cap: float | None) -> Array:
+    """float32 `[heads]`: sinks among the scores of tokens that a query looks for, with a soft cap if there is one."""
+    score = NEEDLE_SCORE if soft_cap is None else soft_cap * np.tanh(NEEDLE_SCORE / soft_cap)
+    sinks: Array = (score + rng.standard_normal(heads)).astype(np.float32)
+    return sinks
+
+
 def exact_rows(rng: Generator, batch: Batch) -> Array:
     """Rows to compute in float64: the last ones of sequences, and others."""
     if not batch.segments:
@@ -195,9 +204,17 @@ def exact_rows(rng: Generator, batch: Batch) -> Array:
 
 
 def exact_attention(
-    queries: Array, numbers: Numbers, batch: Batch, rows: Array, soft_cap: float | None = None
+    queries: Array,
+    numbers: Numbers,
+    batch: Batch,
+    rows: Array,
+    soft_cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
-    """Attention in float64, row by row: `[len(rows), heads, head_dim]`. `soft_cap`: see `KVSpec`."""
+    """Attention in float64, row by row: `[len(rows), heads, head_dim]`.
+
+    `soft_cap`: see `KVSpec`. `sinks`: of each query head, or None.
+    """
     heads, dim = queries.shape[1:]
     kv_heads, _, page_size, _ = numbers.k.shape
     group = heads // kv_heads
@@ -213,9 +230,11 @@ def exact_attention(
                 score = queries[rows[number], own].astype(np.float64) @ keys.T * dim**-0.5
                 if soft_cap is not None:
                     score = soft_cap * np.tanh(score / soft_cap)
+                if sinks is not None:  # a last column, without a value
+                    score = np.concatenate([score, sinks[own, None]], 1)
                 weight = np.exp(score - score.max(1, keepdims=True))
                 weight /= weight.sum(1, keepdims=True)
-                out[number, own] = weight @ numbers.v[head, page, offset]
+                out[number, own] = weight[:, : len(token)] @ numbers.v[head, page, offset]
     return out
 
 

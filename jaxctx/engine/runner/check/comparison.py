@@ -38,6 +38,7 @@ from jaxctx.engine.runner.check.cases import (
     exact_rows,
     make_batches,
     make_queries,
+    make_sinks,
     pages_for,
     stored_pages,
 )
@@ -219,6 +220,7 @@ class Case:
     queries: Array  # float32 [rows, heads, head_dim]
     own_keys: Array  # float32 [rows, kv_heads, head_dim]: what each row writes
     own_values: Array
+    sinks: Array | None  # float32 [heads]; None where the model has none
     exact_rows: Array
     exact: Array  # float64 [exact rows, heads, head_dim]
 
@@ -230,8 +232,10 @@ class Case:
         own = [
             each.reshape(len(each), -1, each.shape[3])[:, batch.slots].swapaxes(0, 1) for each in (numbers.k, numbers.v)
         ]
-        exact = exact_attention(queries, numbers, batch, rows, layer.spec.soft_cap)
-        return cls(batch, layer.shape.rows, queries, own[0], own[1], rows, exact)
+        spec = layer.spec
+        sinks = make_sinks(rng, spec.heads, spec.soft_cap) if spec.sinks else None
+        exact = exact_attention(queries, numbers, batch, rows, spec.soft_cap, sinks)
+        return cls(batch, layer.shape.rows, queries, own[0], own[1], sinks, rows, exact)
 
 
 class CheckedAttention:
@@ -265,6 +269,7 @@ class CheckedAttention:
             poisoned(pages.cache, put(before)),
             put(packed),
             *(put_numbers(self._program, each) for each in numbers),
+            None if case.sinks is None else put(case.sinks[self._head_order]),
         )
 
     def compile(self, arguments: Sequence[Any]) -> None:
@@ -287,10 +292,11 @@ def attend_and_write(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
+    sinks: jax.Array | None,
 ) -> tuple[jax.Array, KVCache]:
     """What the only layer of `spec` does with its pages in a step: `packed` is int32 `[shape.size]`."""
     backend = PagedAttention((cache,), spec, unpack_inputs(packed, shape), shape, mesh)
-    output = backend.attend(0, q, k, v)
+    output = backend.attend(0, q, k, v, sinks)
     return output, backend.pools[0]
 
 

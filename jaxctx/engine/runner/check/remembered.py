@@ -89,7 +89,7 @@ class CheckMemory:
 def key_of(program: CompiledModel) -> str:
     """What a comparison depends on, as 64 hex digits."""
     shapes = [repr(program.shapes[number]) for number in (0, -1)]
-    return _key([asdict(empty_report(program, "")), shapes, program.kv.soft_cap])
+    return _key([asdict(empty_report(program, "")), shapes, program.kv.soft_cap, program.kv.sinks])
 
 
 def key_of_device(of: str, device: jax.Device) -> str:

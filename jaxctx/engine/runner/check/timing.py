@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxctx.engine.runner.check.cases import first_visible
+from jaxctx.engine.runner.check.cases import first_visible, make_sinks
 from jaxctx.engine.runner.check.comparison import (
     OneLayer,
     attend_and_write,
@@ -66,7 +66,11 @@ class TimedAttention:
         q = rng.standard_normal((shape.rows, program.kv.heads, spec.head_dim), np.float32)
         own = rng.standard_normal((2, shape.rows, spec.kv_heads, spec.head_dim), np.float32)
         self._cache = cache
-        self._rest = (jax.device_put(packed, program.replicated), *(put_numbers(program, each) for each in (q, *own)))
+        self._rest = (
+            jax.device_put(packed, program.replicated),
+            *(put_numbers(program, each) for each in (q, *own)),
+            jax.device_put(make_sinks(rng, spec.heads, spec.soft_cap), program.replicated) if spec.sinks else None,
+        )
         attend = jax.jit(partial(attend_and_write, layer.spec, shape, program.mesh), donate_argnums=0)
         self._attend: Callable[..., tuple[jax.Array, KVCache]] = attend.lower(cache, *self._rest).compile()
 

@@ -49,7 +49,7 @@ class DenseMasked:
     padding: ClassVar[None] = None
     kernel: ClassVar[str] = "reference"
 
-    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None = None) -> jax.Array:
         q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
         out = np.zeros(q.shape)
         window = self.windows[layer] if self.windows else None
@@ -61,7 +61,8 @@ class DenseMasked:
                 score = k[seen, kv_head] @ q[row, head] / math.sqrt(q.shape[2])
                 score = score if self.soft_cap is None else self.soft_cap * np.tanh(score / self.soft_cap)
                 weight = np.exp(score - score.max())
-                out[row, head] = weight @ v[seen, kv_head] / weight.sum()
+                of_sink = 0 if sinks is None else np.exp(float(sinks[head]) - score.max())
+                out[row, head] = weight @ v[seen, kv_head] / (weight.sum() + of_sink)
         return jnp.asarray(out, jnp.float32)
 
     def visible_sum(self, values: jax.Array) -> jax.Array:

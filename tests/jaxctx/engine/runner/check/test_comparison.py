@@ -111,14 +111,14 @@ def test_a_right_kernel_is_equal() -> None:
 def with_another_window(tokens: int | None) -> Kernel:
     """A kernel that adds so many tokens to windows; None: it knows none."""
 
-    def attend(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+    def attend(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
         other = None if tokens is None or shape.window is None else shape.window + tokens
-        return right(q, k, v, metadata, shape=replace(shape, window=other), soft_cap=soft_cap)
+        return right(q, k, v, metadata, shape=replace(shape, window=other), **options)
 
     return attend
 
 
-def without_a_soft_cap(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, soft_cap: Any = None) -> jax.Array:
+def without_a_soft_cap(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
     return right(q, k, v, metadata, shape=shape)
 
 
