@@ -48,6 +48,7 @@ EIGHT_BIT_WEIGHTS = ((16, "int8"), (512, "float8_e4m3fn"))  # rows and types of 
 WITH_EXPERTS = (("mixtral-8x7b", None), ("qwen3-30b-a3b", None), ("qwen3-30b-a3b", "int8"))
 """Models, and types of their weights, of short steps: a few large experts, and many small ones."""
 WINDOWED = ((128, 4, 1024, None), (256, 2, 1024, 50.0))  # of kernels: head_dim, group, window, soft cap
+WITH_SINKS = (64, 8, 128)  # of a kernel: head_dim, group and window, as gpt-oss has them
 PUBLISHED_STEPS = (
     "SmolLM2 135M",  # Llama; nine heads of 64, on three KV heads
     "Mistral 7B Instruct v0.1",
@@ -149,6 +150,9 @@ def functions() -> Iterator[tuple[str, Lower]]:
         name = f"kernel head_dim {dim}, pages of 64, group {group}, window of {window}"
         lower = kernel(KERNEL_ROWS, dim, 64, group, window=window, soft_cap=soft_cap)
         yield name + (", soft cap" if soft_cap else ""), lower
+    dim, group, window = WITH_SINKS
+    name = f"kernel head_dim {dim}, pages of 64, group {group}, window of {window}, sinks"
+    yield name, kernel(KERNEL_ROWS, dim, 64, group, window=window, has_sinks=True)
     for dim, page_size, group in LAYOUTS:
         yield f"kernel head_dim {dim}, pages of {page_size}, group {group}", kernel(KERNEL_ROWS, dim, page_size, group)
 
@@ -162,6 +166,7 @@ def kernel(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    has_sinks: bool = False,
 ) -> Lower:
     """Attention by itself."""
 
@@ -176,8 +181,16 @@ def kernel(
             output: jax.Array = attend(q, k, v, unpack_metadata(shape, packed), shape=shape, soft_cap=soft_cap)
             return output
 
+        def run_with_sinks(q: jax.Array, k: KVPages, v: KVPages, packed: jax.Array, sinks: jax.Array) -> jax.Array:
+            metadata = unpack_metadata(shape, packed)
+            output: jax.Array = attend(q, k, v, metadata, shape=shape, soft_cap=soft_cap, sinks=sinks)
+            return output
+
         query = jax.ShapeDtypeStruct((rows, KV_HEADS * group, dim), jnp.bfloat16)
         packed = jax.ShapeDtypeStruct((shape.size(),), jnp.int32)
+        if has_sinks:
+            sinks = jax.ShapeDtypeStruct((KV_HEADS * group,), jnp.float32)
+            return jax.jit(run_with_sinks).lower(*on(chips.one, query, pool, pool, packed, sinks))
         return jax.jit(run).lower(*on(chips.one, query, pool, pool, packed))
 
     return lower

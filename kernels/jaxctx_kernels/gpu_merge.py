@@ -83,8 +83,9 @@ def merge_product(
     sink = None if sinks is None else plgpu.load(sinks.at[head], layout=BY_ROW, optimized=False)
     max_score = lax.fori_loop(begin, end, take_max, filled(MASKED_SCORE) if sink is None else sink)
     add = partial(merge_partial, outputs, statistics, head, part, config, columns, max_score)
+    nothing = filled(0.0, MERGED_COLUMNS)
     weight_sum = filled(0.0) if sink is None else jnp.exp2(sink - max_score)
-    output, total = lax.fori_loop(begin, end, add, (filled(0.0, MERGED_COLUMNS), weight_sum))
+    output, total = lax.fori_loop(begin, end, add, (nothing, weight_sum))
     is_empty = in_columns(total, MERGED_COLUMNS) == 0.0
     merged[head, number, :, columns] = jnp.where(is_empty, 0.0, output / in_columns(total, MERGED_COLUMNS))
 

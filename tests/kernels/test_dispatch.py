@@ -141,8 +141,9 @@ def test_no_kernel_is_chosen_that_refuses(rng: np.random.Generator, device: Simp
         shape = metadata_shape(rows, page_size, longest, 2**14, choice.name, window=window)
         q = jax.ShapeDtypeStruct((rows, kv_heads * group, dim), jnp.bfloat16)
         packed = jax.ShapeDtypeStruct((shape.size(),), jnp.int32)
+        sinks = jax.ShapeDtypeStruct((kv_heads * group,), jnp.float32) if rng.random() < 0.5 else None
         run = partial(run_attention, shape=shape, kv_heads=kv_heads, soft_cap=soft_cap)
-        assert jax.eval_shape(run, q, pages, pages, packed) == jax.ShapeDtypeStruct(q.shape, jnp.float32)
+        assert jax.eval_shape(run, q, pages, pages, packed, sinks) == jax.ShapeDtypeStruct(q.shape, jnp.float32)
         traced += 1
 
 
@@ -151,12 +152,14 @@ def run_attention(
     k: KVPages,
     v: KVPages,
     packed: jax.Array,
+    sinks: jax.Array | None,
     shape: MetadataShape,
     kv_heads: int,
     soft_cap: float | None,
 ) -> jax.Array:
     metadata = unpack_metadata(shape, packed)
-    output: jax.Array = attend(q, k, v, metadata, shape=shape, kv_heads=kv_heads, soft_cap=soft_cap)
+    limits = {"kv_heads": kv_heads, "soft_cap": soft_cap, "sinks": sinks}
+    output: jax.Array = attend(q, k, v, metadata, shape=shape, **limits)
     return output
 
 

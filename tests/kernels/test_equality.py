@@ -37,7 +37,7 @@ from jaxctx_kernels import (
 from .equality import campaign
 from .equality.checks import Subject
 from .equality.product import REFUSED, Combination, Layout, combinations, combinations_of, draw, layouts, part_of
-from .equality.trees import CAPPED, MASKED, TREES, WINDOWS, grow_tree
+from .equality.trees import CAPPED, MASKED, SINKS, TREES, WINDOWS, grow_tree
 
 Generator = np.random.Generator
 
@@ -92,6 +92,7 @@ def test_trees_fit_their_pool(rng: Generator, name: str, page_size: int) -> None
     if name not in MASKED:
         assert tree.mask is None
         assert (tree.window is not None, tree.soft_cap is not None) == (name in WINDOWS, name in CAPPED)
+        assert tree.has_sinks == (name in SINKS)
         assert tree.visible.reshape(-1)[own].all()
         return
     assert tree.mask is not None

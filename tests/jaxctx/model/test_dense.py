@@ -6,7 +6,7 @@ import pytest
 from scripts.dense import DenseCausal
 
 
-def oracle(q, k, v, window=None, soft_cap=None):
+def oracle(q, k, v, window=None, soft_cap=None, sinks=None):
     """One sequence, float64, loops."""
     heads, kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[2]
     out = np.zeros(q.shape)
@@ -17,7 +17,8 @@ def oracle(q, k, v, window=None, soft_cap=None):
             scores = k[seen, shared] @ q[row, head] / np.sqrt(head_dim)
             scores = scores if soft_cap is None else soft_cap * np.tanh(scores / soft_cap)
             weights = np.exp(scores - scores.max())
-            out[row, head] = weights / weights.sum() @ v[seen, shared]
+            of_sink = 0 if sinks is None else np.exp(sinks[head] - scores.max())
+            out[row, head] = weights / (weights.sum() + of_sink) @ v[seen, shared]
     return out
 
 
@@ -47,6 +48,17 @@ def test_each_layer_has_its_window(soft_cap):
     for layer, window in enumerate(windows):
         expected = oracle(*(np.asarray(x, np.float64) for x in (q, k, v)), window, soft_cap)
         np.testing.assert_allclose(backend.attend(layer, q, k, v), expected, atol=1e-5)
+
+
+def test_sinks():
+    q, k, v = (
+        jax.random.normal(key, (7, n, 16))
+        for key, n in zip(jax.random.split(jax.random.key(1), 3), (4, 2, 2), strict=True)
+    )
+    sinks = jnp.asarray([-20.0, 0.0, 1.0, 20.0])
+    expected = oracle(*(np.asarray(x, np.float64) for x in (q, k, v)), 3, sinks=np.asarray(sinks, np.float64))
+    got = DenseCausal(windows=(3,)).attend(0, q, k, v, sinks)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 def test_narrow_inputs_give_float32():

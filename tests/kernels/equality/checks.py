@@ -40,7 +40,7 @@ from jaxctx_kernels import (
     write_pages,
     write_rows,
 )
-from tests.kernels.builders import dense_attention, dequantized, packed_metadata
+from tests.kernels.builders import dense_attention, dequantized, packed_metadata, random_sinks
 from tests.kernels.interpreters import Dma, gpu_interpreter, tpu_interpreter
 
 from .product import CASES, REFUSED, SLOTS, Combination, Layout
@@ -193,6 +193,7 @@ def check_attention(subject: Subject, rng: Generator, case: str) -> KernelName:
     q = random_numbers(rng, layout, 1, drawn.rows, drawn.kv_heads * layout.group, layout.head_dim)
     is_padding = padding_of(tree, drawn.rows)
     q[is_padding] = np.nan
+    sinks = random_sinks(rng, drawn.kv_heads * layout.group) if tree.has_sinks else None
     own = np.zeros(tree.visible.size, np.bool_)
     own[tree.slots] = True
     before, after = (tree.visible.reshape(-1) & ~own, tree.visible.reshape(-1) | own)
@@ -205,13 +206,14 @@ def check_attention(subject: Subject, rng: Generator, case: str) -> KernelName:
         tree.slots,
         packed_metadata(tree.segments, shape),
         tree.mask,
+        sinks,
     )
     check_same_pages(k_after, poisoned(k, after), "keys", tree.slots)
     check_same_pages(v_after, poisoned(v, after), "values", tree.slots)
     if isinstance(k_after, QuantizedKV):  # what was written may be rounded otherwise than here
         exact_k, exact_v = (dequantized(each, drawn.kv_heads, layout.head_dim) for each in (k_after, v_after))
     got = np.asarray(output, np.float64)
-    seen = tree.segments, layout.page_size, tree.mask, tree.window, tree.soft_cap
+    seen = tree.segments, layout.page_size, tree.mask, tree.window, tree.soft_cap, sinks
     want = dense_attention(q.astype(np.float64), exact_k, exact_v, *seen)
     assert not got[is_padding].any(), "rows of padding are not 0"
     of_float32 = "float32" in (layout.dtype, layout.kernel.rpartition("_")[2])
@@ -236,11 +238,13 @@ def write_and_attend(
     slots: jax.Array,
     packed: jax.Array,
     mask: jax.Array | None,
+    sinks: jax.Array | None,
 ) -> tuple[jax.Array, KVPages, KVPages]:
     """A layer's part of a step."""
     k_pages, v_pages = write_rows(k_pages, v_pages, k, v, slots, kernel=step.shape.kernel)
     metadata = unpack_metadata(step.shape, packed)
-    output = attend(q, k_pages, v_pages, metadata, mask, shape=step.shape, kv_heads=k.shape[1], soft_cap=step.soft_cap)
+    kept = {"kv_heads": k.shape[1], "soft_cap": step.soft_cap, "sinks": sinks}
+    output = attend(q, k_pages, v_pages, metadata, mask, shape=step.shape, **kept)
     return output, k_pages, v_pages
 
 

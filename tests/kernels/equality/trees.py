@@ -1,5 +1,5 @@
 """Trees of contexts of one step: those of `builders` over few pages, lone and long rows, token trees under a mask, and
-rows with a sliding window or a soft cap of scores.
+rows with a sliding window, a soft cap of scores or attention sinks.
 
 Pages of more tokens make trees of fewer pages, so that interpreters have as little to do as shows a mistake: a prefix
 that several rows share has some hundred tokens, enough to be read once for all of them.
@@ -29,6 +29,7 @@ class Tree:
     mask: np.ndarray | None = None  # bool [rows, tokens of the pool]: what rows see besides
     window: int | None = None  # tokens that a row sees at most
     soft_cap: float | None = None
+    has_sinks: bool = False
 
 
 def lone_row(f: Forest) -> None:
@@ -88,9 +89,12 @@ TREES: dict[str, Callable[[Forest], None]] = {
     "window_of_pages": windowed,
     "window_past_context": windowed,
     "windowed_and_capped": windowed,
+    "with_sinks": capped,
+    "windowed_capped_with_sinks": windowed,
 }
 MASKED = ("token_trees",)
-CAPPED = ("capped", "windowed_and_capped")
+CAPPED = ("capped", "windowed_and_capped", "windowed_capped_with_sinks")
+SINKS = ("with_sinks", "windowed_capped_with_sinks")
 WINDOWS: dict[str, Callable[[Generator, int], int]] = {  # from the tokens of a page
     "windowed": lambda rng, page_size: int(rng.integers(1, 200)),
     "windowed_prompt": lambda rng, page_size: int(rng.integers(130, 300)),
@@ -98,6 +102,7 @@ WINDOWS: dict[str, Callable[[Generator, int], int]] = {  # from the tokens of a 
     "window_of_pages": lambda rng, page_size: int(rng.integers(1, 4)) * page_size,
     "window_past_context": lambda rng, page_size: int(rng.integers(600, 3000)),
     "windowed_and_capped": lambda rng, page_size: int(rng.integers(1, 200)),
+    "windowed_capped_with_sinks": lambda rng, page_size: int(rng.integers(1, 200)),
 }
 
 
@@ -116,6 +121,7 @@ def grow_tree(rng: Generator, name: str, rows: int, page_size: int) -> Tree:
         mask=mask,
         window=window,
         soft_cap=float(rng.uniform(1, 30)) if name in CAPPED else None,
+        has_sinks=name in SINKS,
     )
 
 

@@ -25,6 +25,7 @@ from scripts.checkpoints import init_random
 from tests.echo import EchoModel, echo_next
 from tests.engines import shard
 from tests.tiny_models import QWEN3
+from tests.with_sinks import WithSinks
 
 TINY = replace(QWEN3, vocab_size=96, max_positions=4096)
 CONFIG = EngineConfig(pages=24, page_size=4, max_batch=4, max_batch_tokens=64, max_context_tokens=90)
@@ -148,13 +149,20 @@ class Subject:
         return np.asarray(self.model.logits(self.params, hidden))
 
 
+DEVICES = {"two devices": 2, "sinks on two devices": 2, "sinks on four devices": 4}  # the last have two of a KV head
+SINKS = ("windows and sinks", "sinks on two devices", "sinks on four devices")
+
+
 @cache
 def make_subject(kind: str) -> Subject:
-    config = replace(TINY, layers=3) if kind == "windows" else TINY
-    mesh = make_mesh(TINY, tensor=2) if kind == "two devices" else None
+    config = replace(TINY, layers=3) if kind in ("windows", "windows and sinks") else TINY
+    mesh = make_mesh(TINY, tensor=DEVICES[kind]) if kind in DEVICES else None
     model, params = (EchoModel(), ()) if kind == "echo" else init_random(config, seed=3, dtype="float32", scale=0.3)
-    if kind == "windows":
+    if kind in ("windows", "windows and sinks"):
         model = replace(model, kv=replace(model.kv, windows=(7, None, 20), soft_cap=2.0))
+    if kind in SINKS:
+        sinks = np.random.default_rng(8).normal(size=(config.layers, config.heads)) * 3
+        model = WithSinks(model, sinks.astype(np.float32))
     device = ModelRunner(model, params if mesh is None else shard(mesh, model, params), CONFIG, mesh)
     tokens = np.random.default_rng(7).integers(0, model.vocab_size, LENGTH).astype(np.int32)
     return Subject(model, params, device, CONFIG, tokens)
@@ -291,3 +299,32 @@ def test_a_sample_in_a_slot_is_what_the_next_step_of_the_slot_begins_with(echo: 
     first, second = (int(read_output(np.asarray(output)).tokens[0]) for output in (by_masked, by_step))
     told = echo.tokens[:9].tolist()
     assert [first, second] == [echo_next(told), echo_next([*told, echo_next(told)])]
+
+
+with_sinks = pytest.mark.parametrize(
+    "subject",
+    [
+        "windows and sinks",
+        pytest.param("sinks on two devices", marks=pytest.mark.slow),
+        pytest.param("sinks on four devices", marks=pytest.mark.campaign),
+    ],
+    indirect=True,
+)
+
+
+@with_sinks
+def test_attention_sinks_equal_dense_attention(subject: Subject) -> None:
+    """In chunks, with masks and without; and each layer has its own."""
+    masks = {index: window(index) for index in range(0, LENGTH, 2)}
+    overrides = {index: encode_override(index, index, ranges) for index, ranges in masks.items()}
+    logits, _ = subject.run(overrides, (7, 40), SOME)
+    want = subject.dense(masks=masks)[list(SOME)]
+    np.testing.assert_allclose(logits, want, **CLOSE)
+    other = replace(subject, model=replace(subject.model, sinks=subject.model.sinks[::-1]))
+    assert np.abs(want - other.dense(masks=masks)[list(SOME)]).max() > 0.05
+
+
+@with_sinks
+def test_an_ordinary_step_with_attention_sinks(subject: Subject) -> None:
+    greedy = Sampler(GenerateRequest(context_id="", sampling=SamplingParams(temperature=0.0)), 0)
+    assert subject.step(greedy) == subject.dense()[-1].argmax()

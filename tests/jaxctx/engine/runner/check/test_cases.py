@@ -14,6 +14,7 @@ from jaxctx.engine.runner.check.cases import (
     exact_rows,
     make_batches,
     make_queries,
+    make_sinks,
     pages_for,
     stored_pages,
 )
@@ -148,6 +149,33 @@ def test_exact_attention_with_a_window_and_a_soft_cap() -> None:
         keys, values = (each[head // GROUP, [3, 1]].reshape(-1, DIM)[14:19] for each in (stored.k, stored.v))
         score = keys.astype(np.float64) @ queries[0, head] * DIM**-0.5
         np.testing.assert_allclose(out[head], softmax(0.4 * np.tanh(score / 0.4)) @ values, rtol=1e-9, atol=1e-12)
+
+
+def test_exact_attention_with_sinks() -> None:
+    """As with one more token of that score, whose value is 0."""
+    stored = numbers(4)
+    segment = Segment(0, 1, 17, np.array([3, 1], np.int32))
+    batch = Batch("", (segment,), np.zeros((4, PAGE_SIZE), bool), np.zeros(1, np.int32))
+    queries = np.random.default_rng(0).standard_normal((1, KV_HEADS * GROUP, DIM), np.float32)
+    sinks = np.array([-20, 0, 1, 20], np.float32)
+    (out,) = exact_attention(queries, stored, batch, np.array([0]), sinks=sinks)
+    for head, sink in enumerate(sinks):
+        keys, values = (each[head // GROUP, [3, 1]].reshape(-1, DIM)[:18] for each in (stored.k, stored.v))
+        score = np.append(keys.astype(np.float64) @ queries[0, head] * DIM**-0.5, sink)
+        np.testing.assert_allclose(out[head], softmax(score)[:-1] @ values, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 6.0])
+def test_sinks_take_a_part_of_the_weight_of_most_rows(soft_cap: float | None) -> None:
+    rng, stored = np.random.default_rng(2), numbers()
+    sinks = make_sinks(rng, KV_HEADS * GROUP, soft_cap)
+    assert len(set(sinks.tolist())) == KV_HEADS * GROUP
+    for batch in make_batches(rng, ROWS, PAGE_SIZE, PAGES):
+        queries = make_queries(rng, batch, stored.k, ROWS, KV_HEADS * GROUP)
+        rows = exact_rows(rng, batch)
+        seen = np.linalg.norm(exact_attention(queries, stored, batch, rows, soft_cap, sinks), axis=-1)
+        all_of_it = np.linalg.norm(exact_attention(queries, stored, batch, rows, soft_cap), axis=-1)
+        assert 0.05 < np.median(seen / all_of_it) < 0.95
 
 
 def test_some_rows_are_computed_exactly_among_them_the_last_of_sequences() -> None:

@@ -122,6 +122,15 @@ def without_a_soft_cap(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: An
     return right(q, k, v, metadata, shape=shape)
 
 
+def without_sinks(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
+    return right(q, k, v, metadata, shape=shape, **options | {"sinks": None})
+
+
+def of_a_neighbour(q: jax.Array, k: Any, v: Any, metadata: Any, *, shape: Any, **options: Any) -> jax.Array:
+    """A kernel that gives each query head the sink of the next."""
+    return right(q, k, v, metadata, shape=shape, **options | {"sinks": jnp.roll(options["sinks"], -1)})
+
+
 WINDOWS: dict[str, Any] = {"windows": (40, None), "soft_cap": 6.0}
 
 
@@ -149,6 +158,29 @@ def test_a_kernel_of_another_window_is_found(kernel: Kernel) -> None:
         report = check_kernels(program(**WINDOWS))
     assert verdicts(report, "reference") == {Verdict.EQUAL}
     assert report.kernel_verdict is Verdict.DIFFERS, report.summary
+
+
+@pytest.mark.parametrize(
+    ("kernel", "verdict"),
+    [
+        (right, Verdict.EQUAL),
+        (without_sinks, Verdict.DIFFERS),
+        pytest.param(of_a_neighbour, Verdict.DIFFERS, marks=pytest.mark.campaign),
+    ],
+)
+def test_sinks_are_compared(kernel: Kernel, verdict: Verdict) -> None:
+    with plant_kernel(kernel):
+        report = check_kernels(program(sinks=True))
+    assert verdicts(report, "reference") == {Verdict.EQUAL}
+    assert report.kernel_verdict is verdict, report.summary
+
+
+@pytest.mark.slow
+def test_sinks_of_heads_split_over_devices() -> None:
+    with plant_kernel(right):
+        report = check_kernels(program(tensor=4, sinks=True, soft_cap=6.0))
+    assert report.layout.devices == 4
+    assert report.verdict is Verdict.EQUAL, report.summary
 
 
 QUICK = ("page", "one head", "does not compile", "fails when it runs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -87,13 +88,16 @@ def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: Path) -> Non
 
 
 def test_a_key_changes_with_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def key(kernel: KernelChoice | None = None, **sizes: int) -> str:
+    def key(kernel: KernelChoice | None = None, has_sinks: bool = False, **sizes: int) -> str:
         config = EngineConfig(
             **({"pages": 40, "max_batch": 4, "max_batch_tokens": 8, "max_context_tokens": 128} | sizes)
         )
-        return key_of(CompiledModel(EchoModel(), (), config, jax.devices()[0], kernel))
+        program = CompiledModel(EchoModel(), (), config, jax.devices()[0], kernel)
+        program.kv = replace(program.kv, sinks=has_sinks)
+        return key_of(program)
 
     keys = [key(), key(page_size=32), key(max_batch_tokens=16), key(pages=50), key(KernelChoice("tpu"))]
+    keys.append(key(has_sinks=True))
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--other")
     keys.append(key())
     monkeypatch.delenv("LIBTPU_INIT_ARGS")
