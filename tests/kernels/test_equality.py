@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
@@ -280,6 +281,13 @@ def spoil_mma_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mosaic_mma, "scale_columns", lambda x, *_: x)
 
 
+def spoil_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sinks are not higher by the soft cap, as the first kernel's scores are."""
+    of_products = mosaic_mma.sinks_of_products
+    uncapped = lambda sinks, heads, config: of_products(sinks, heads, replace(config, soft_cap=None))  # noqa: E731
+    monkeypatch.setattr(mosaic_mma, "sinks_of_products", uncapped)
+
+
 def spoil_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys and values of two rows change places."""
     encode = kv_cache.encode
@@ -315,6 +323,7 @@ MISTAKES = [
 MORE_MISTAKES = [
     (spoil_group, "attend mosaic_hopper int8 page 32 dim 64 group 3", "lone_row"),
     (spoil_mma_scales, "attend mosaic_mma int8 page 16 dim 80 group 7", "lone_row"),
+    (spoil_sinks, "attend mosaic_mma bfloat16 page 32 dim 64 group 4", "windowed_capped_with_sinks"),
     (spoil_lanes, "attend reference_float32 bfloat16 page 128 dim 64 group 1", "lone_row"),
     (spoil_clearing, "attend pallas_tpu bfloat16 page 16 dim 128 group 1", "no_sharing"),
     (spoil_mask, "attend reference_float32 float32 page 16 dim 64 group 2", "token_trees"),
