@@ -8,10 +8,12 @@
 The prompt ends with the first `<|start|>assistant`. A recipient may also stand before the channel. A model ends with
 <|return|> or <|call|>, which a server leaves out of the text.
 
-    header ─▶ thoughts │ text │ call ─▶ header …
+    header ─▶ thoughts │ text │ call ─▶ behind_call ─▶ text
+      ▲                    │
+      └────────────────────┘
 
 A message ends with one of three marks, and only where another one or nothing follows: else the mark is a part of it.
-A message whose header is none, or that goes to nobody who is known, is text with all of its header.
+A message whose header is none, or that goes to nobody who is known, is text with its header.
 """
 
 import re
@@ -98,6 +100,10 @@ class HarmonyParser:
                     text = self._header(text)
                 case "call":
                     text = self._call(text)
+                case "behind_call":
+                    text = text.lstrip(SPACES)
+                    if text:
+                        self._begin("text")
                 case _:
                     text = self._body(text)
         return self._drain()
@@ -128,11 +134,12 @@ class HarmonyParser:
 
     def _header(self, text: str) -> str:
         """The header of a message. Returns what is still to be read."""
+        begun = len(ANSWERS) if text.startswith(ANSWERS) else 0  # which is no part of what a message says
         try:
             header = read_header(text)
         except NoHeader:
             self._begin("text")
-            return text
+            return text[begun:]
         if header is None:
             self._held = text
             return ""
@@ -143,10 +150,10 @@ class HarmonyParser:
         elif header.recipient.startswith(FUNCTIONS):
             name = header.recipient.removeprefix(FUNCTIONS)
             if name and self._sink.accepts(name):
-                self._begin_call(name, text[: header.size])
+                self._begin_call(name, text[begun : header.size])
                 return text[header.size :]
         self._begin("text")
-        return text
+        return text[begun:]
 
     def _begin(self, state: str) -> None:
         self._state, self._is_new = state, state in self._said
@@ -166,7 +173,8 @@ class HarmonyParser:
                 return ""
             if ANY_END.match(rest) is not None:
                 self._sink.end_call()
-                self._end_call()
+                self._sink.discard()
+                self._state = "behind_call"
                 return rest
             self._has_arguments = True
         try:
@@ -177,12 +185,9 @@ class HarmonyParser:
             self._state, self._is_new = "text", False
             return text[error.position :]
         if self._reader.done:
-            self._end_call()
+            self._sink.discard()
+            self._state = "behind_call"
         return text[at:]
-
-    def _end_call(self) -> None:
-        self._sink.discard()
-        self._begin("text")  # behind the call there is nothing but the end, or what is no part of it
 
     def _body(self, text: str) -> str:
         """Thoughts or text up to the end of the message. Returns what is still to be read."""
