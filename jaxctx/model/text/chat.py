@@ -22,8 +22,15 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text.sandbox import Sandbox, TooMuchWork, input_size, rendering, sandbox
 from jaxctx.model.text.special import NAMES
-from jaxctx.model.text.template_inputs import template_reads, with_calls_as_text, with_tools
+from jaxctx.model.text.template_inputs import (
+    template_reads,
+    with_calls_as_text,
+    with_descriptions,
+    with_single_calls,
+    with_tools,
+)
 from jaxctx.model.text.tool_calls import ToolCallFormat
+from jaxctx.model.text.tool_calls.harmony import writes_channels
 
 MAX_CHARACTERS = 8_000_000  # of a rendered prompt
 MAX_SOURCE = 1 << 16  # characters of a template; published ones have up to 20,000
@@ -89,6 +96,7 @@ class ChatTemplate:
         self._template = _compiled(environment, source)
         self._template_with_tools = self._template if tools_source is None else _compiled(environment, tools_source)
         self._reads = template_reads(environment.parse(source if tools_source is None else tools_source))
+        self._writes_channels = writes_channels(source if tools_source is None else tools_source)
         self._calls_as_text = tool_calls if self._reads.any_tools and not self._reads.tool_calls else None
 
     @property
@@ -138,7 +146,7 @@ class ChatTemplate:
                     "documents": None,
                     **options.arguments,
                     "messages": self._readable(messages, options),
-                    "tools": options.tools,  # templates ask whether it is None, not whether it is there
+                    "tools": self._readable_tools(options),  # templates ask whether it is None, not if it is there
                     "add_generation_prompt": add_generation_prompt,
                 }
                 for piece in template.generate(arguments):
@@ -156,11 +164,19 @@ class ChatTemplate:
 
     def _readable(self, messages: Sequence[Message], options: TemplateOptions) -> list[Message]:
         """The messages in the form that the template reads."""
+        if self._writes_channels:
+            messages = with_single_calls(messages)
         if self._calls_as_text is not None:
             messages = with_calls_as_text(messages, self._calls_as_text)
         if options.tools is not None and not self._reads.tools and self._reads.tools_of_messages:
             messages = with_tools(messages, options.tools)
         return [_with_thinking(message) for message in messages]
+
+    def _readable_tools(self, options: TemplateOptions) -> Sequence[Mapping[str, Any]] | None:
+        """The tools in the form that the template reads."""
+        if options.tools is None or not self._writes_channels:
+            return options.tools
+        return with_descriptions(options.tools)
 
     def render_next(
         self,
