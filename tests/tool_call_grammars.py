@@ -17,7 +17,7 @@ from jaxctx.model.bundled import BUNDLED
 
 
 def with_marks(*marks: str, end: str = "<|end|>") -> tuple[LLTokenizer, dict[str, int]]:
-    """A tokenizer of bytes that has these marks as special tokens, and their ids. `end`: the token that ends outputs."""
+    """A tokenizer of bytes that has these marks as special tokens, and their ids. `end`: what ends outputs."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     entries = [end, *alphabet]
     backend = tokenizers.Tokenizer(models.BPE({entry: place for place, entry in enumerate(entries)}, []))

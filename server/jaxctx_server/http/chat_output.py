@@ -25,7 +25,7 @@ from jaxctx.model.text.tool_calls import (
     TextDelta,
     ToolCallFormat,
 )
-from jaxctx.model.text.tool_calls.harmony import CHANNEL
+from jaxctx.model.text.tool_calls.harmony import CHANNEL, FINAL
 from jaxctx.model.text.tool_calls.harmony_grammar import choices_symbol, lark_symbol, regex_symbol
 from jaxctx.model.text.tool_calls.symbols import json_symbol
 from jaxctx.v1.context_service_pb2 import GenerateRequest
@@ -91,14 +91,13 @@ class ChatFormats:
     looser_format: OutputFormat | None = None
     """That of outputs which the engine cannot hold to the schemas of tools that are not strict; see `prepare`."""
 
-    async def prepare(
-        self, generate: GenerateRequest, use: ToolUse, *, is_continuation: bool = False
-    ) -> "ChatFormats":
+    async def prepare(self, generate: GenerateRequest, use: ToolUse, *, is_continuation: bool = False) -> "ChatFormats":
         """Change a request so that its outputs can be parsed, and are calls where they have to be. Returns the formats
         by which they are to be parsed.
 
-        A format that the request asks for is that of a text, from its first character on, so there are no thoughts; but
-        of a model whose outputs have channels it is that of the final one. Where calls are free, they may stand in place of a JSON text; where one is demanded, there is no text.
+        A format that the request asks for is that of a text, from its first character on, so there are no thoughts; if
+        outputs have channels, it is that of the final one.
+        Where calls are free, they may stand in place of a JSON text; where one is demanded, there is no text.
         A demanded call follows the schema of its tool. Should the engine refuse one of them, `looser_format` holds to
         those of strict tools only: no other schema refuses a request.
         Raises InvalidArgument naming `tools` if the model's format of calls is not known, or `tool_choice`: also where
@@ -114,12 +113,12 @@ class ChatFormats:
         formats = replace(self, reasoning=None) if has_format and self.channels is None else self
         if use.is_allowed or formats.reasoning is not None:  # also where the request itself asks for them
             generate.include_special_tokens |= bool(self.special_markers)
-        if formats.tool_calls is None:
+        if formats.tool_calls is None or not use.is_allowed:
+            formats._hold_final(generate, is_continuation)
             return formats
         schema = json_schema_of(generate.output_format) if has_format else None
-        if not use.is_allowed or (has_format and schema is None):  # a text in which no call can stand
-            if has_format and not is_continuation:
-                formats._hold_final(generate.output_format)
+        if has_format and schema is None:  # a text in which no call can stand
+            formats._hold_final(generate, is_continuation)
             return formats
         if use.choice == "auto" and schema is None and not any(tool.is_strict for tool in use.tools):
             return formats
@@ -137,12 +136,19 @@ class ChatFormats:
         """The format of calls, if it is that of whole outputs: thoughts and texts stand in channels too."""
         return self.tool_calls if isinstance(self.tool_calls, HarmonyFormat) else None
 
-    def _hold_final(self, output_format: OutputFormat) -> None:
-        """Make a format of texts that of the final channel, if the model's outputs have channels."""
-        symbol = None if self.channels is None else symbol_of(output_format)
-        if self.channels is not None and symbol is not None:
+    @property
+    def answer_header(self) -> str:
+        """What stands between the opening of an answer and its text, if it has no thoughts."""
+        return "" if self.channels is None else FINAL
+
+    def _hold_final(self, generate: GenerateRequest, is_continuation: bool) -> None:
+        """Make a format of texts that of the final channel, if outputs have any. An answer that goes on is in it."""
+        if self.channels is None or is_continuation or not generate.HasField("output_format"):
+            return
+        symbol = symbol_of(generate.output_format)
+        if symbol is not None:
             grammar = self.channels.text_grammar(symbol, self.special_markers)
-            output_format.CopyFrom(OutputFormat(grammar=grammar))
+            generate.output_format.CopyFrom(OutputFormat(grammar=grammar))
 
     def _grammars(
         self, tool_calls: ToolCallFormat, use: ToolUse, schema: Schema | None, is_continuation: bool
@@ -156,9 +162,7 @@ class ChatFormats:
         wanted = self._grammar(write, use, schema, strict_only=False)
         return wanted, self._grammar(write, use, schema, strict_only=True)
 
-    def _grammar(
-        self, write: Callable[..., str], use: ToolUse, schema: Schema | None, *, strict_only: bool
-    ) -> str:
+    def _grammar(self, write: Callable[..., str], use: ToolUse, schema: Schema | None, *, strict_only: bool) -> str:
         """The grammar of outputs."""
         return write(
             [tool.chat_form for tool in use.tools],

@@ -190,7 +190,7 @@ class HarmonyFormat(ToolCallFormat):
         )
 
     def text_grammar(self, symbol: str, special_ids: Mapping[str, int] | None = None) -> str:
-        """A grammar of outputs whose text is of a form, a symbol of the same Lark dialect; thoughts may stand before."""
+        """A grammar of outputs whose text has the form of a symbol of this Lark dialect; thoughts may stand before."""
         return text_grammar(self.syntax, symbol, special_ids or {})
 
 

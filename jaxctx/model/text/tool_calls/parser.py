@@ -234,7 +234,7 @@ class ReasoningParser:
 
 
 class OutputParser:
-    """Thoughts, text and calls of one output; either parser may be missing. A `HarmonyParser` finds the thoughts too."""
+    """Thoughts, text and calls of one output; either parser may be missing. `HarmonyParser` finds thoughts too."""
 
     def __init__(self, reasoning: ReasoningParser | None, tool_calls: ToolCallParser | HarmonyParser | None) -> None:
         self._reasoning = reasoning

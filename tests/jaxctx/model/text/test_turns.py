@@ -8,8 +8,8 @@ import pytest
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text import ModelText
-from jaxctx.model.text.turns import NEAR, Continuation, continuation, encode_behind
 from jaxctx.model.text.tool_calls.harmony import MARKS
+from jaxctx.model.text.turns import NEAR, Continuation, continuation, encode_behind
 from tests.jaxctx.model.text.own_templates import TEMPLATES
 from tests.templates import ALTERNATE, BOS, CHATML, EOS, IM_END, MISTRAL, QWEN, byte_level
 
@@ -148,7 +148,7 @@ FINAL = "<|channel|>final<|message|>"
 OPENED = "<|start|>user<|message|>a<|end|><|start|>assistant"
 USER = "<|start|>user<|message|>next<|end|>"
 CALL = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}"
-RESULT = "<|start|>functions.look to=assistant<|channel|>commentary<|message|>\"7\"<|end|>"
+RESULT = '<|start|>functions.look to=assistant<|channel|>commentary<|message|>"7"<|end|>'
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,9 @@ RESULT = "<|start|>functions.look to=assistant<|channel|>commentary<|message|>\"
 )
 def test_of_an_answer_in_channels(answer: str, end: str, anchor: str) -> None:
     """The template ends the last answer with <|return|>, and earlier ones as it ends a question."""
-    found = continued(f"{OPENED}<|channel|>analysis<|message|>Hm<|end|><|start|>assistant{FINAL}{answer}", model=CHANNELS)
+    found = continued(
+        f"{OPENED}<|channel|>analysis<|message|>Hm<|end|><|start|>assistant{FINAL}{answer}", model=CHANNELS
+    )
     assert found == Continuation(end=end, text=USER, anchor=anchor, is_anew=False)
 
 
@@ -177,7 +179,9 @@ def test_the_result_of_a_call_has_the_name_that_the_context_says(call: str, end:
     assert named.text == RESULT.replace("look", "other")
 
 
-@pytest.mark.parametrize("answer", [f"{FINAL}Yes<|return|>", "<|channel|>commentary to=browser<|message|>", "Yes", "<|cha"])
+@pytest.mark.parametrize(
+    "answer", [f"{FINAL}Yes<|return|>", "<|channel|>commentary to=browser<|message|>", "Yes", "<|cha"]
+)
 def test_a_result_behind_no_call_has_a_made_up_name(answer: str) -> None:
     result = {"role": "tool", "tool_call_id": "x", "content": "7"}
     found = continued(OPENED + answer, [result], model=CHANNELS)

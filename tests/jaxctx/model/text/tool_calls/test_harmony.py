@@ -101,7 +101,9 @@ def test_messages_of_a_kind_are_on_lines_of_their_own() -> None:
     assert every_split(empty) == Read(text="d", thoughts="b", order="t")
 
 
-@pytest.mark.parametrize("text", ["", "Hello", " to", "t", " to be", "<", "<|chan", "<|return", "Hello <|channel|>final"])
+@pytest.mark.parametrize(
+    "text", ["", "Hello", " to", "t", " to be", "<", "<|chan", "<|return", "Hello <|channel|>final"]
+)
 def test_a_text_without_a_channel(text: str) -> None:
     assert every_split(text) == Read(text=text, order="t" if text else "")
 

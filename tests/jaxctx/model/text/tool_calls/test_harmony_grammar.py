@@ -1,4 +1,4 @@
-"""Grammars of outputs with channels, by llguidance's own matcher: what they let through, and that the parser reads it."""
+"""Grammars of outputs with channels, by llguidance's own matcher: what they let through, and that it is read."""
 
 from __future__ import annotations
 
@@ -150,9 +150,7 @@ def test_texts_of_a_form(kind: tuple[LLTokenizer, dict[str, int]], symbol: str, 
 
 
 @pytest.mark.parametrize("choice", ["required", "get_weather"])
-def test_whatever_the_masks_let_through_is_read_as_calls(
-    kind: tuple[LLTokenizer, dict[str, int]], choice: str
-) -> None:
+def test_whatever_the_masks_let_through_is_read_as_calls(kind: tuple[LLTokenizer, dict[str, int]], choice: str) -> None:
     tokenizer, ids = kind
     bound = {**NOW, "function": {"name": "now-2", "parameters": {"properties": {}, "additionalProperties": False}}}
     grammar = HARMONY.grammar([WEATHER, bound], choice, True, special_ids=ids)
