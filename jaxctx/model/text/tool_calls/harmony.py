@@ -193,12 +193,11 @@ class HarmonyParser:
         """Thoughts or text up to the end of the message. Returns what is still to be read."""
         at = 0
         while (end := ANY_END.search(text, at)) is not None:
-            behind = text[end.end() :]
-            if behind.startswith(BEGINNINGS):
+            if text.startswith(BEGINNINGS, end.end()):
                 self._say(text[: end.start()])
                 self._state = "header"
-                return behind
-            if any(mark.startswith(behind) for mark in BEGINNINGS):
+                return text[end.end() :]
+            if len(text) - end.end() < len(ANSWERS) and begins_message(text[end.end() :]):
                 self._say(text[: end.start()])
                 self._held = text[end.start() :]
                 return ""
@@ -226,6 +225,11 @@ class HarmonyParser:
     def _drain(self) -> list[OutputEvent]:
         events, self._events = self._events + self._sink.drain(), []
         return events
+
+
+def begins_message(text: str) -> bool:
+    """Whether a text is the beginning of what begins a message."""
+    return any(mark.startswith(text) for mark in BEGINNINGS)
 
 
 def read_header(text: str) -> Header | None:

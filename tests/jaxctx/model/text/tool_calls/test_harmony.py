@@ -286,8 +286,9 @@ def test_with_the_parser_of_whole_outputs() -> None:
     assert found == Read(text="Yes", thoughts="Hm", order="t")
 
 
-@pytest.mark.parametrize("body", ["{}, ", "<|end|> ", "<|", "word "])
-def test_long_messages_take_linear_time(body: str) -> None:
+@pytest.mark.parametrize("size", [7, 1 << 12])
+@pytest.mark.parametrize("body", ["{}, ", "<|end|> ", "<|", "word ", f"{NEXT}{FINAL}x", f'{NEXT}{CALL}{{"a": 1}}'])
+def test_long_outputs_take_linear_time(body: str, size: int) -> None:
     """Four times the text may take little more than four times as long: at the square it would be sixteen."""
 
     def seconds(count: int) -> float:
@@ -295,8 +296,8 @@ def test_long_messages_take_linear_time(body: str) -> None:
         for _ in range(3):
             text, parser = FINAL + body * count, HARMONY.parser()
             began = time.thread_time()
-            for at in range(0, len(text), 7):
-                parser.feed(text[at : at + 7])
+            for at in range(0, len(text), size):
+                parser.feed(text[at : at + size])
             parser.finish()
             best = min(best, time.thread_time() - began)
         return best
