@@ -23,7 +23,7 @@ class Read:
     thoughts: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)  # name and arguments
     broken: list[int] = field(default_factory=list)  # calls that ended without being complete
-    order: str = ""  # t: text, c: a call
+    order: str = ""  # t: text, c: a call, r: thoughts behind one of these
 
 
 def read(events: list[OutputEvent]) -> Read:
@@ -38,8 +38,9 @@ def read(events: list[OutputEvent]) -> Read:
                 found.order += "" if found.order.endswith("t") else "t"
             case ReasoningDelta(text):
                 assert text
-                assert not found.order
+                assert not is_open
                 found.thoughts += text
+                found.order += "r" if found.order and not found.order.endswith("r") else ""
             case ToolCallStart(index, name):
                 assert not is_open
                 assert index == len(found.calls)

@@ -16,14 +16,14 @@ from tokenizers import decoders, models, pre_tokenizers
 from jaxctx.model.bundled import BUNDLED
 
 
-def with_marks(*marks: str) -> tuple[LLTokenizer, dict[str, int]]:
-    """A tokenizer of bytes that has these marks as special tokens, and their ids."""
+def with_marks(*marks: str, end: str = "<|end|>") -> tuple[LLTokenizer, dict[str, int]]:
+    """A tokenizer of bytes that has these marks as special tokens, and their ids. `end`: what ends outputs."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    entries = ["<|end|>", *alphabet]
+    entries = [end, *alphabet]
     backend = tokenizers.Tokenizer(models.BPE({entry: place for place, entry in enumerate(entries)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    special = [tokenizers.AddedToken(each, special=True, normalized=False) for each in ("<|end|>", *marks)]
+    special = [tokenizers.AddedToken(each, special=True, normalized=False) for each in (end, *marks)]
     backend.add_special_tokens(special)
     ids = {mark: backend.token_to_id(mark) for mark in marks}
     return LLTokenizer(backend.to_str(), eos_token=0), ids

@@ -73,11 +73,11 @@ class Model(google.protobuf.message.Message):
     """What Generate takes for an unset `max_tokens`."""
     tool_call_format: builtins.str
     """How it writes calls of tools: "hermes", "llama3_json", "mistral", "mistral_named", "granite", "phi4", "functools",
-    "olmo3" or "qwen3_coder". Empty: not known.
+    "olmo3", "qwen3_coder" or "harmony". Empty: not known.
     """
     reasoning_format: builtins.str
-    """How it writes its thoughts: "think", "think_opened" if the chat template opens them, "think_response" or
-    "thought_process". Empty: not at all.
+    """How it writes its thoughts: "think", "think_opened" if the chat template opens them, "think_response",
+    "thought_process" or "harmony". Empty: not at all.
     """
     weights_dtype: builtins.str
     """Numerical type of the layers' matrices: `dtype`, "int8", "float8_e4m3fn" or "int4"."""

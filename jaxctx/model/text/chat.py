@@ -22,8 +22,15 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text.sandbox import Sandbox, TooMuchWork, input_size, rendering, sandbox
 from jaxctx.model.text.special import NAMES
-from jaxctx.model.text.template_inputs import template_reads, with_calls_as_text, with_tools
+from jaxctx.model.text.template_inputs import (
+    template_reads,
+    with_calls_as_text,
+    with_descriptions,
+    with_single_calls,
+    with_tools,
+)
 from jaxctx.model.text.tool_calls import ToolCallFormat
+from jaxctx.model.text.tool_calls.harmony import CALL, FUNCTIONS, writes_channels
 
 MAX_CHARACTERS = 8_000_000  # of a rendered prompt
 MAX_SOURCE = 1 << 16  # characters of a template; published ones have up to 20,000
@@ -59,6 +66,7 @@ class AnswerFrame:
     opening: str  # ends a prompt that asks for an answer; never empty
     is_header: bool  # it is written for the answer alone ("<|im_start|>assistant"); else it ends a question ("[/INST]")
     end: str  # behind an answer ("<|im_end|>\n"), may be empty
+    other_ends: tuple[str, ...] = ()  # with which the model ends an answer, and that the template writes at most once
 
 
 class ChatTemplate:
@@ -89,6 +97,7 @@ class ChatTemplate:
         self._template = _compiled(environment, source)
         self._template_with_tools = self._template if tools_source is None else _compiled(environment, tools_source)
         self._reads = template_reads(environment.parse(source if tools_source is None else tools_source))
+        self.writes_channels = writes_channels(source if tools_source is None else tools_source)
         self._calls_as_text = tool_calls if self._reads.any_tools and not self._reads.tool_calls else None
 
     @property
@@ -138,7 +147,7 @@ class ChatTemplate:
                     "documents": None,
                     **options.arguments,
                     "messages": self._readable(messages, options),
-                    "tools": options.tools,  # templates ask whether it is None, not whether it is there
+                    "tools": self._readable_tools(options),  # templates ask whether it is None, not if it is there
                     "add_generation_prompt": add_generation_prompt,
                 }
                 for piece in template.generate(arguments):
@@ -156,11 +165,19 @@ class ChatTemplate:
 
     def _readable(self, messages: Sequence[Message], options: TemplateOptions) -> list[Message]:
         """The messages in the form that the template reads."""
+        if self.writes_channels:
+            messages = with_single_calls(messages)
         if self._calls_as_text is not None:
             messages = with_calls_as_text(messages, self._calls_as_text)
         if options.tools is not None and not self._reads.tools and self._reads.tools_of_messages:
             messages = with_tools(messages, options.tools)
         return [_with_thinking(message) for message in messages]
+
+    def _readable_tools(self, options: TemplateOptions) -> Sequence[Mapping[str, Any]] | None:
+        """The tools in the form that the template reads."""
+        if options.tools is None or not self.writes_channels:
+            return options.tools
+        return with_descriptions(options.tools)
 
     def render_next(
         self,
@@ -176,7 +193,7 @@ class ChatTemplate:
         results of tools, the answer is a call. None if that is refused, or if the template does not write the turns
         before as it writes them without these.
         """
-        earlier, last = _made_up_turn(messages[0])
+        earlier, last = _made_up_turn(messages[0], with_name=self.writes_channels)
         closed = replace(options, continue_final_message=False)
         try:
             everything = self.render(
@@ -185,6 +202,8 @@ class ChatTemplate:
             begun = self.render(earlier, add_generation_prompt=False, options=closed)
             before, found, end = begun.partition(last)
             before_all, found_all, rest = everything.partition(last)
+            if self.writes_channels and last == ANSWER and self.frame is not None:
+                end = self.frame.end  # the last answer of a conversation ends otherwise than earlier ones
             if not (found and found_all and rest.startswith(end)):
                 return None
             if before_all != before:
@@ -232,7 +251,11 @@ class ChatTemplate:
         is_header = open_question.startswith(closed_question) and len(open_question) > len(closed_question)
         opening = open_question[len(closed_question) :] if is_header else open_question.partition(QUESTION)[2]
         _, found, end = answered.partition(ANSWER)
-        return AnswerFrame(opening.strip(), is_header, end) if found and opening.strip() else None
+        if not found or not opening.strip():
+            return None
+        if self.writes_channels:
+            return AnswerFrame(opening.strip(), is_header, closed_question.partition(QUESTION)[2], (end, CALL))
+        return AnswerFrame(opening.strip(), is_header, end)
 
 
 def _compiled(environment: Sandbox, source: str) -> jinja2.Template:
@@ -250,18 +273,22 @@ def _with_thinking(message: Message) -> Message:
     return message if thoughts is None else {"thinking": thoughts, **message}
 
 
-def _made_up_turn(first: Message) -> tuple[list[Message], str]:
-    """Messages that may stand before this one, and a text of the last of them by which it is found in a prompt."""
+def _made_up_turn(first: Message, *, with_name: bool) -> tuple[list[Message], str]:
+    """Messages that may stand before this one, and a text of the last of them by which it is found in a prompt.
+
+    `with_name`: a result that knows the name of its tool is one of a call of that: the template writes it for both.
+    """
     if first["role"] == "assistant":
         return [ASKED], QUESTION
     if first["role"] != "tool":
         return [ASKED, ANSWERED], ANSWER
+    name = first.get("name", ANSWER) if with_name else ANSWER
     call = {
         "id": first.get("tool_call_id", CALL_ID),
         "type": "function",
-        "function": {"name": ANSWER, "arguments": {}},
+        "function": {"name": name, "arguments": {}},
     }
-    return [ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}], ANSWER
+    return [ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}], FUNCTIONS + name if with_name else name
 
 
 def _strftime(clock: Callable[[], datetime], pattern: str) -> str:

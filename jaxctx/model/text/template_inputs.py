@@ -3,6 +3,9 @@
 Most templates read the variable `tools`, and `tool_calls` of messages. Some read less, though the model was trained on
 calls: Phi-4 mini's reads tools only from the system message, as text, and neither it nor Granite 3's writes calls.
 `transformers` drops there what the template does not read. Here it is written as the model was trained on it.
+
+gpt-oss's writes one call of a message and no other, refuses one that has a text and thoughts too, and fails on a tool
+without a description.
 """
 
 import json
@@ -58,6 +61,55 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) 
     if messages and messages[0]["role"] == "system":
         return [{**messages[0], TOOLS: text}, *messages[1:]]
     return [{"role": "system", "content": "", TOOLS: text}, *messages]
+
+
+def with_descriptions(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The tools, each with a description: an empty one where there was none."""
+    return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+
+
+def with_single_calls(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with a message for each call, behind which its results come, as of a model that ends its turn with
+    a call. What was said before a call is a part of its thoughts where there are any.
+    """
+    found: list[Message] = []
+    place = 0
+    while place < len(messages):
+        message = messages[place]
+        place += 1
+        calls = message.get(TOOL_CALLS)
+        if not calls:
+            found.append(message)
+            continue
+        results: list[Message] = []
+        while place < len(messages) and messages[place]["role"] == "tool":
+            results.append(messages[place])
+            place += 1
+        found += _one_by_one(_with_thoughts_alone(message), results)
+    return found
+
+
+def _with_thoughts_alone(message: Message) -> Message:
+    """A message with calls, without a text if it has thoughts."""
+    thoughts, text = message.get("reasoning_content"), message["content"]
+    if not thoughts or not text:
+        return message
+    return {**message, "reasoning_content": f"{thoughts}\n{text}", "content": ""}
+
+
+def _one_by_one(message: Message, results: Sequence[Message]) -> list[Message]:
+    """A message for each call of one that has several, each with its results behind it; other results come last."""
+    first, *more = message[TOOL_CALLS]
+    if not more:
+        return [message, *results]
+    found: list[Message] = []
+    left = list(results)
+    for call in (first, *more):
+        begun = message if call is first else {"role": message["role"], "content": ""}
+        own = [result for result in left if result.get("tool_call_id") == call.get("id")]
+        left = [result for result in left if result not in own]
+        found += [{**begun, TOOL_CALLS: [call]}, *own]
+    return [*found, *left]
 
 
 def with_calls_as_text(messages: Sequence[Message], calls: ToolCallFormat) -> list[Message]:

@@ -9,6 +9,7 @@ read from it: what opens one ("<|im_start|>assistant") was written, and no end i
     … opening answer <|im_end|>        the rest of the end, and the next turns
     … opening answer <|im_end|> \n     the next turns
     … opening answer <|im_end|> \n …   the next turns: whatever it is, it is no answer
+    … opening answer <|call|>          the next turns: another end of the model's (gpt-oss)
     … opening                          the whole end, as of an empty answer; or the answer, if that comes next
     …                                  the next turns
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 from jaxctx.model.text.chat import NO_OPTIONS, AnswerFrame, ChatTemplate, Message, TemplateOptions
 from jaxctx.model.text.tokenizer import Tokenizer
+from jaxctx.model.text.tool_calls.harmony import FUNCTIONS, NoHeader, read_header
 
 NEAR = 1024  # tokens at the end of a context, where most answers begin
 
@@ -49,10 +51,13 @@ def continuation(
     Raises InvalidArgument naming `messages` if the template refuses them.
     """
     frame, is_anew = template.frame, False
+    answer = None if frame is None else _last_answer(frame, tokenizer, before)
+    if template.writes_channels and answer is not None:
+        messages = _with_name(messages, answer)
     text = template.render_next(messages, add_generation_prompt=asks, options=options)
     if text is None:
         text, is_anew = template.render(messages, add_generation_prompt=asks, options=options), True
-    if frame is None or (answer := _last_answer(frame, tokenizer, before)) is None:
+    if frame is None or answer is None:
         return Continuation("", text, "", is_anew)
     if not answer.strip():  # nothing was said yet
         _, opening, rest = text.partition(frame.opening)
@@ -65,8 +70,27 @@ def continuation(
     present = _end_present(frame, tokenizer, before)
     if present is not None:
         return Continuation(frame.end.removeprefix(present), text, present, is_anew)
+    for end in frame.other_ends:
+        ids = tokenizer.encode(end, add_special_tokens=False)
+        if ids and list(before[-len(ids) :]) == ids:
+            return Continuation("", text, end, is_anew)
     is_closed = frame.end.strip() != "" and frame.end.strip() in answer
     return Continuation("" if is_closed else frame.end, text, "", is_anew)
+
+
+def _with_name(messages: Sequence[Message], answer: str) -> Sequence[Message]:
+    """The messages; the first one, if it is a result, with the name of the tool that the answer before it called."""
+    first, *more = messages
+    if first["role"] != "tool" or "name" in first:
+        return messages
+    try:
+        header = read_header(answer.strip())
+    except NoHeader:
+        return messages
+    recipient = None if header is None else header.recipient
+    if recipient is None or not recipient.startswith(FUNCTIONS):
+        return messages
+    return [{**first, "name": recipient.removeprefix(FUNCTIONS)}, *more]
 
 
 def encode_behind(tokenizer: Tokenizer, before: Sequence[int], anchor: str, text: str) -> list[int]:

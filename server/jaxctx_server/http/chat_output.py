@@ -7,8 +7,9 @@ asks the engine for outputs in which they can be found, and holds them to calls 
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from jaxctx.errors import InvalidArgument
@@ -16,6 +17,7 @@ from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls import (
     REASONING_FORMATS,
     TOOL_CALL_FORMATS,
+    HarmonyFormat,
     OutputEvent,
     OutputParser,
     ReasoningDelta,
@@ -23,6 +25,9 @@ from jaxctx.model.text.tool_calls import (
     TextDelta,
     ToolCallFormat,
 )
+from jaxctx.model.text.tool_calls.harmony import CHANNEL, FINAL
+from jaxctx.model.text.tool_calls.harmony_grammar import choices_symbol, lark_symbol, regex_symbol
+from jaxctx.model.text.tool_calls.symbols import json_symbol
 from jaxctx.v1.context_service_pb2 import GenerateRequest
 from jaxctx.v1.generation_pb2 import OutputFormat
 from jaxctx.v1.model_service_pb2 import GetModelRequest, Model
@@ -86,11 +91,12 @@ class ChatFormats:
     looser_format: OutputFormat | None = None
     """That of outputs which the engine cannot hold to the schemas of tools that are not strict; see `prepare`."""
 
-    async def prepare(self, generate: GenerateRequest, use: ToolUse) -> "ChatFormats":
+    async def prepare(self, generate: GenerateRequest, use: ToolUse, *, is_continuation: bool = False) -> "ChatFormats":
         """Change a request so that its outputs can be parsed, and are calls where they have to be. Returns the formats
         by which they are to be parsed.
 
-        A format that the request asks for is that of a text, from its first character on, so there are no thoughts.
+        A format that the request asks for is that of a text, from its first character on, so there are no thoughts; if
+        outputs have channels, it is that of the final one.
         Where calls are free, they may stand in place of a JSON text; where one is demanded, there is no text.
         A demanded call follows the schema of its tool. Should the engine refuse one of them, `looser_format` holds to
         those of strict tools only: no other schema refuses a request.
@@ -104,33 +110,61 @@ class ChatFormats:
                 raise InvalidArgument.field("tool_choice", "must not demand a call of a text that is not JSON")
             generate.ClearField("output_format")
         has_format = generate.HasField("output_format")
-        formats = replace(self, reasoning=None) if has_format else self
+        formats = replace(self, reasoning=None) if has_format and self.channels is None else self
         if use.is_allowed or formats.reasoning is not None:  # also where the request itself asks for them
             generate.include_special_tokens |= bool(self.special_markers)
         if formats.tool_calls is None or not use.is_allowed:
+            formats._hold_final(generate, is_continuation)
             return formats
         schema = json_schema_of(generate.output_format) if has_format else None
-        if has_format and schema is None:
-            return formats  # a text in which no call can stand
+        if has_format and schema is None:  # a text in which no call can stand
+            formats._hold_final(generate, is_continuation)
+            return formats
         if use.choice == "auto" and schema is None and not any(tool.is_strict for tool in use.tools):
             return formats
         if use.is_quick and len(generate.output_format.json_schema) <= MAX_INLINE_TOOLS:
-            wanted, looser = formats._grammars(formats.tool_calls, use, schema)
+            wanted, looser = formats._grammars(formats.tool_calls, use, schema, is_continuation)
         else:
-            wanted, looser = await asyncio.to_thread(formats._grammars, formats.tool_calls, use, schema)
+            wanted, looser = await asyncio.to_thread(
+                formats._grammars, formats.tool_calls, use, schema, is_continuation
+            )
         generate.output_format.CopyFrom(OutputFormat(grammar=wanted))
         return formats if looser == wanted else replace(formats, looser_format=OutputFormat(grammar=looser))
 
-    def _grammars(self, tool_calls: ToolCallFormat, use: ToolUse, schema: Schema | None) -> tuple[str, str]:
+    @property
+    def channels(self) -> HarmonyFormat | None:
+        """The format of calls, if it is that of whole outputs: thoughts and texts stand in channels too."""
+        return self.tool_calls if isinstance(self.tool_calls, HarmonyFormat) else None
+
+    @property
+    def answer_header(self) -> str:
+        """What stands between the opening of an answer and its text, if it has no thoughts."""
+        return "" if self.channels is None else FINAL
+
+    def _hold_final(self, generate: GenerateRequest, is_continuation: bool) -> None:
+        """Make a format of texts that of the final channel, if outputs have any. An answer that goes on is in it."""
+        if self.channels is None or is_continuation or not generate.HasField("output_format"):
+            return
+        symbol = symbol_of(generate.output_format)
+        if symbol is not None:
+            grammar = self.channels.text_grammar(symbol, self.special_markers)
+            generate.output_format.CopyFrom(OutputFormat(grammar=grammar))
+
+    def _grammars(
+        self, tool_calls: ToolCallFormat, use: ToolUse, schema: Schema | None, is_continuation: bool
+    ) -> tuple[str, str]:
         """The grammar that holds an output to calls of the tools, or to a text by the schema; and one in which only
         strict tools have their schemas.
         """
-        wanted = self._grammar(tool_calls, use, schema, strict_only=False)
-        return wanted, self._grammar(tool_calls, use, schema, strict_only=True)
+        write = tool_calls.grammar
+        if isinstance(tool_calls, HarmonyFormat):
+            write = partial(tool_calls.grammar, in_answer=is_continuation)
+        wanted = self._grammar(write, use, schema, strict_only=False)
+        return wanted, self._grammar(write, use, schema, strict_only=True)
 
-    def _grammar(self, tool_calls: ToolCallFormat, use: ToolUse, schema: Schema | None, *, strict_only: bool) -> str:
+    def _grammar(self, write: Callable[..., str], use: ToolUse, schema: Schema | None, *, strict_only: bool) -> str:
         """The grammar of outputs."""
-        return tool_calls.grammar(
+        return write(
             [tool.chat_form for tool in use.tools],
             use.name if use.choice == "named" else use.choice,
             use.parallel and use.choice != "named",  # which asks for one call of that tool
@@ -142,12 +176,21 @@ class ChatFormats:
 
     def parser(self, use: ToolUse, *, is_continuation: bool = False) -> OutputParser:
         """A parser for the text of one output. `is_continuation`: the answer had begun before, its thoughts too."""
+        if self.channels is not None:
+            schemas = {tool.name: tool.parameters for tool in use.tools} if use.is_allowed else {}
+            in_channels = self.channels.parser(tool_names=schemas.keys(), schemas=schemas, in_answer=is_continuation)
+            return OutputParser(None, in_channels)
         reasoning = None if self.reasoning is None or is_continuation else self.reasoning.parser()
         tool_calls = None
         if self.tool_calls is not None and use.is_allowed:
             schemas = {tool.name: tool.parameters for tool in use.tools}
             tool_calls = self.tool_calls.parser(tool_names=schemas.keys(), schemas=schemas)
         return OutputParser(reasoning, tool_calls)
+
+    def reads(self, use: ToolUse, *, is_continuation: bool) -> bool:
+        """Whether an output may be something else than its text."""
+        has_thoughts = self.reasoning is not None and not is_continuation
+        return has_thoughts or use.is_allowed or self.channels is not None
 
     def new_call_id(self) -> str:
         """The id of a new call, in the form that the model's template takes."""
@@ -170,6 +213,21 @@ def json_schema_of(output_format: OutputFormat) -> Schema | None:
     except (ValueError, RecursionError):  # it is refused where it is compiled
         return None
     return schema if isinstance(schema, dict) else None
+
+
+def symbol_of(output_format: OutputFormat) -> str | None:
+    """The texts of a format as a symbol of a grammar. None for what is refused where it is compiled, and for a grammar
+    that writes channels by itself.
+    """
+    match output_format.WhichOneof("format"):
+        case "regex":
+            return regex_symbol(output_format.regex)
+        case "choices":
+            return choices_symbol(output_format.choices.texts)
+        case "grammar":
+            return None if CHANNEL in output_format.grammar else lark_symbol(output_format.grammar)
+    schema = json_schema_of(output_format)
+    return None if schema is None else json_symbol(schema)
 
 
 async def chat_formats(call: HttpCall, model_id: str) -> ChatFormats:

@@ -101,6 +101,62 @@ async def test_a_text_with_a_format_has_no_thoughts() -> None:
     assert await known.prepare(GenerateRequest(), ToolUse()) == known
 
 
+CHANNELS = ChatFormats(TOOL_CALL_FORMATS["harmony"], REASONING_FORMATS["harmony"], {"<|channel|>": 5})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "form"),
+    [
+        (OutputFormat(json_object=True), '%json {"x-guidance"'),
+        (OutputFormat(json_schema='{"type": "string"}'), '"type": "string"'),
+        (OutputFormat(regex="a/b"), r"/a\/b/"),
+        (OutputFormat(choices={"texts": ["a", "b"]}), '"a" | "b"'),
+        (OutputFormat(grammar='start: "a"'), '%lark {\nstart: "a"\n}'),
+    ],
+)
+@pytest.mark.parametrize("choice", ["auto", "none"])
+async def test_a_format_is_that_of_the_final_channel(wanted: OutputFormat, form: str, choice: Any) -> None:
+    for use in (ToolUse(), ToolUse(tools=[TOOL], choice=choice)):
+        generate = GenerateRequest(output_format=wanted)
+        assert await CHANNELS.prepare(generate, use) == CHANNELS
+        assert generate.include_special_tokens
+        assert f"form: {form}" in generate.output_format.grammar or form in generate.output_format.grammar
+        assert "thoughts? final" in generate.output_format.grammar
+        assert "<[5]>" in generate.output_format.grammar
+
+
+@pytest.mark.parametrize(
+    "wanted", [OutputFormat(json_schema="true"), OutputFormat(grammar='start: "<|channel|>final<|message|>" "a"')]
+)
+async def test_a_format_that_is_no_other_with_channels(wanted: OutputFormat) -> None:
+    """It is refused where it is compiled, or writes the channels by itself."""
+    assert (await prepared(ToolUse(), CHANNELS, output_format=wanted)).output_format == wanted
+
+
+async def test_a_format_of_an_answer_that_goes_on_stays() -> None:
+    """The final channel is in the prompt; a call has to end it."""
+    wanted = OutputFormat(json_object=True)
+    generate = GenerateRequest(output_format=wanted)
+    await CHANNELS.prepare(generate, ToolUse(), is_continuation=True)
+    assert generate.output_format == wanted
+    for choice, start in (("required", 'start: "<|end|>" "<|start|>" '), ("auto", "start: form | ")):
+        generate = GenerateRequest(output_format=wanted)
+        use = ToolUse(tools=[TOOL], choice=choice)  # type: ignore[arg-type]
+        await CHANNELS.prepare(generate, use, is_continuation=True)
+        assert generate.output_format.grammar.startswith(start), generate.output_format.grammar
+
+
+def test_channels_are_read_in_every_output() -> None:
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    assert events(CHANNELS.parser(ToolUse()), text) == [ReasoningDelta("hm"), TextDelta("Yes.")]
+    assert events(CHANNELS.parser(ToolUse(), is_continuation=True), "Yes.<|return|>") == [TextDelta("Yes.")]
+    call = "<|channel|>commentary to=functions.look<|message|>{}"
+    assert ToolCallStart(0, "look") in events(CHANNELS.parser(ToolUse(tools=[TOOL])), call)
+    for use in (ToolUse(), ToolUse(tools=[TOOL], choice="none")):
+        assert "".join(each.text for each in events(CHANNELS.parser(use), call)) == call
+        assert CHANNELS.reads(use, is_continuation=True)
+
+
 async def test_a_looser_format_holds_to_strict_tools_alone() -> None:
     """For an engine that cannot follow the schemas of the others."""
 

@@ -8,6 +8,7 @@
     element_reader.py  those whose arguments are elements; element_values.py: what their texts mean
     call_sink.py     calls as events, what is no call as text; nothing is lost
     json_scanner.py  JSON as it streams
+    harmony.py       a parser of whole outputs in messages with channels; harmony_grammar.py: their grammars
     grammar.py       grammars that hold an output to calls; element_grammar.py: their rules for elements
     optional_properties.py  how many of them can be followed
 
@@ -23,13 +24,14 @@ from jaxctx.model.text.tool_calls.events import (
     ToolCallStart,
     ToolEvent,
 )
-from jaxctx.model.text.tool_calls.formats import TOOL_CALL_FORMATS, ToolCallFormat, tool_call_format
+from jaxctx.model.text.tool_calls.formats import TOOL_CALL_FORMATS, HarmonyFormat, ToolCallFormat, tool_call_format
 from jaxctx.model.text.tool_calls.parser import OutputParser, ReasoningParser, ToolCallParser
 from jaxctx.model.text.tool_calls.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format
 
 __all__ = [
     "REASONING_FORMATS",
     "TOOL_CALL_FORMATS",
+    "HarmonyFormat",
     "OutputEvent",
     "OutputParser",
     "ReasoningDelta",

@@ -11,6 +11,7 @@
 | functools | Phi-4 mini with a template that says so | functools[{"name": "f", "arguments": {}}] |
 | olmo3 | OLMo 3 | <function_calls>f(a=1)</function_calls> |
 | qwen3_coder | Qwen3-Coder | <tool_call><function=f><parameter=a>1</parameter></function></tool_call> |
+| harmony | gpt-oss | <|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|> |
 """
 
 import hashlib
@@ -25,8 +26,21 @@ from jaxctx.model.text.tool_calls.arguments import Tool
 from jaxctx.model.text.tool_calls.call_sink import CallSink
 from jaxctx.model.text.tool_calls.element_reader import FUNCTION, PARAMETER, ElementReader
 from jaxctx.model.text.tool_calls.grammar import CallSyntax, calls_text, tool_call_grammar
+from jaxctx.model.text.tool_calls.harmony import (
+    ANSWERS,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    FUNCTIONS,
+    MARKS,
+    MESSAGE,
+    HarmonyParser,
+    writes_channels,
+)
+from jaxctx.model.text.tool_calls.harmony_grammar import harmony_grammar, text_grammar
 from jaxctx.model.text.tool_calls.parser import ToolCallParser
 from jaxctx.model.text.tool_calls.readers import (
+    ArgumentsReader,
     ClosedReader,
     ListReader,
     LlamaReader,
@@ -64,7 +78,7 @@ class ToolCallFormat:
         tool_names: Collection[str] | None = None,
         whole_calls: bool = False,
         schemas: Mapping[str, Schema] | None = None,
-    ) -> ToolCallParser:
+    ) -> ToolCallParser | HarmonyParser:
         """A parser for one output.
 
         `tool_names`: a call of another tool is text; None: any name is taken. `whole_calls`: give a call only once all
@@ -133,6 +147,51 @@ class ToolCallFormat:
         if length is None or (len(call_id) == length and all(letter in ALPHANUMERIC for letter in call_id)):
             return call_id
         return hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:length]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarmonyFormat(ToolCallFormat):
+    """How gpt-oss writes calls: in messages, between which there are its thoughts and its texts."""
+
+    def parser(
+        self,
+        *,
+        tool_names: Collection[str] | None = None,
+        whole_calls: bool = False,
+        schemas: Mapping[str, Schema] | None = None,
+        in_answer: bool = False,
+    ) -> HarmonyParser:
+        """A parser for a whole output, which gives its thoughts too. See `ToolCallFormat.parser`.
+
+        `in_answer`: the output goes on with a text that stands in the prompt.
+        """
+        return HarmonyParser(
+            self.make_reader, tool_names=tool_names, whole_calls=whole_calls, schemas=schemas, in_answer=in_answer
+        )
+
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        choice: str,
+        parallel: bool,
+        *,
+        special_ids: Mapping[str, int] | None = None,
+        reasoning: ReasoningFormat | None = None,
+        text_schema: Schema | None = None,
+        strict_only: bool = False,
+        in_answer: bool = False,
+    ) -> str:
+        """A grammar of whole outputs, in which thoughts may always stand before. See `ToolCallFormat.grammar`.
+
+        `in_answer`: as in `parser`.
+        """
+        return harmony_grammar(
+            self.syntax, tools, choice, parallel, special_ids or {}, text_schema, strict_only, in_answer
+        )
+
+    def text_grammar(self, symbol: str, special_ids: Mapping[str, int] | None = None) -> str:
+        """A grammar of outputs whose text has the form of a symbol of this Lark dialect; thoughts may stand before."""
+        return text_grammar(self.syntax, symbol, special_ids or {})
 
 
 HERMES = ToolCallFormat(
@@ -259,9 +318,21 @@ QWEN3_CODER = ToolCallFormat(
         arguments="elements",
     ),
 )
+HARMONY = HarmonyFormat(
+    name="harmony",
+    opening=CHANNEL,
+    make_reader=ArgumentsReader,
+    syntax=CallSyntax(
+        markers=MARKS,
+        before_name=f"{CHANNEL}commentary to={FUNCTIONS}",
+        before_arguments=f" {CONSTRAIN}json{MESSAGE}",
+        between=END + ANSWERS,  # a turn ends with <|call|>
+        name_is_json=False,
+    ),
+)
 TOOL_CALL_FORMATS = {
     each.name: each
-    for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMED, GRANITE, PHI4, FUNCTOOLS, OLMO3, QWEN3_CODER)
+    for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAMED, GRANITE, PHI4, FUNCTOOLS, OLMO3, QWEN3_CODER, HARMONY)
 }
 FAMILY_FORMATS: Mapping[str, ToolCallFormat] = {
     "LlamaForCausalLM": LLAMA3_JSON,
@@ -293,6 +364,8 @@ def tool_call_format(chat_template_source: str | None, family: str | None) -> To
     None if neither says it, or the template writes calls in a format that is not supported.
     """
     source = chat_template_source or ""
+    if writes_channels(source):
+        return HARMONY
     if all(mark in source for mark in ("<tool_call>", FUNCTION, PARAMETER)):
         return QWEN3_CODER
     if any(mark in source for mark in OTHER_FORMATS):

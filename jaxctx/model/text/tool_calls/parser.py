@@ -3,6 +3,7 @@
 The events do not depend on how the text was cut into pieces, but for how many pieces a text or the arguments have.
 
     text ─▶ ReasoningParser ─▶ (text behind the thoughts) ─▶ ToolCallParser ─▶ events
+    text ─▶ HarmonyParser ─▶ events
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -10,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from jaxctx.model.text.json_schemas import Schema
 from jaxctx.model.text.tool_calls.call_sink import CallSink
 from jaxctx.model.text.tool_calls.events import OutputEvent, ReasoningDelta, TextDelta, ToolEvent
+from jaxctx.model.text.tool_calls.harmony import HarmonyParser
 from jaxctx.model.text.tool_calls.json_scanner import Malformed
 from jaxctx.model.text.tool_calls.marks import partial_length
 from jaxctx.model.text.tool_calls.readers import Reader
@@ -232,9 +234,9 @@ class ReasoningParser:
 
 
 class OutputParser:
-    """Thoughts, text and calls of one output; either parser may be missing."""
+    """Thoughts, text and calls of one output; either parser may be missing. `HarmonyParser` finds thoughts too."""
 
-    def __init__(self, reasoning: ReasoningParser | None, tool_calls: ToolCallParser | None) -> None:
+    def __init__(self, reasoning: ReasoningParser | None, tool_calls: ToolCallParser | HarmonyParser | None) -> None:
         self._reasoning = reasoning
         self._tool_calls = tool_calls
 

@@ -331,6 +331,37 @@ class NamedReader:
         return at
 
 
+class ArgumentsReader:
+    """The arguments of a call whose name is known."""
+
+    def __init__(self, sink: CallSink) -> None:
+        self.done = False
+        self._sink = sink
+        self._has_begun = False
+        self._scanner = JsonScanner()
+
+    def feed(self, text: str, at: int) -> int:
+        if not self._has_begun:
+            start, at = at, skip_blank(text, at)
+            self._sink.structure(text[start:at])
+            if at == len(text):
+                return at
+            if text[at] != "{":
+                raise Malformed(at)
+            self._has_begun = True
+        start = at
+        try:
+            at = self._scanner.feed(text, start)
+        except Malformed as error:
+            self._sink.arguments(text[start : error.position])
+            raise
+        self._sink.arguments(text[start:at])
+        if self._scanner.done:
+            self._sink.end_call()
+            self.done = True
+        return at
+
+
 class PythonReader:
     """Behind <function_calls>: calls as Python writes them, on a line each, up to </function_calls>.
 

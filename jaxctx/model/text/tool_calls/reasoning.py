@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from jaxctx.model.text.tool_calls.harmony import ANSWERS, END, FINAL, RETURN, THOUGHTS, writes_channels
 from jaxctx.model.text.tool_calls.parser import ReasoningParser
 
 
@@ -32,6 +33,8 @@ REASONING_FORMATS = {
         ReasoningFormat("think_opened", "<think>", "</think>", is_open=True),
         ReasoningFormat("think_response", "<think>", "</think>", answer_marks=("<response>", "</response>")),
         ReasoningFormat("thought_process", "Here is my thought process:", "Here is my response:"),
+        # The parser of the calls finds these thoughts too, as they may stand between texts and calls.
+        ReasoningFormat("harmony", THOUGHTS, END, answer_marks=(ANSWERS + FINAL, RETURN)),
     )
 }
 
@@ -44,6 +47,8 @@ def reasoning_format(chat_template_source: str | None, answer_opening: str | Non
     if answer_opening is not None and answer_opening.rstrip().endswith("<think>"):
         return REASONING_FORMATS["think_opened"]
     source = chat_template_source or ""
+    if writes_channels(source):  # gpt-oss
+        return REASONING_FORMATS["harmony"]
     if "Here is my thought process:" in source:  # Granite 3.2
         return REASONING_FORMATS["thought_process"]
     if "</think>" in source:

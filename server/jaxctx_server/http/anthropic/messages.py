@@ -84,8 +84,9 @@ async def begin_answer(call: HttpCall, request: MessagesRequest) -> Answer:
     choice = request.tool_choice
     kind: Any = TOOL_CHOICES[choice.kind]
     use = ToolUse(tools=request.tools, choice=kind, name=choice.name, parallel=choice.parallel)
+    is_continuation = request.prompt.continue_final_message
     if request.generate is not None:
-        formats = await formats.prepare(request.generate, use)
+        formats = await formats.prepare(request.generate, use, is_continuation=is_continuation)
     generation = Generation(
         create=request.create,
         fill=FillRequest(messages=request.prompt),
@@ -93,7 +94,7 @@ async def begin_answer(call: HttpCall, request: MessagesRequest) -> Answer:
         looser_format=formats.looser_format,
         keep=True,
     )
-    parser = formats.parser(use, is_continuation=request.prompt.continue_final_message)
+    parser = formats.parser(use, is_continuation=is_continuation)
     message_id = f"msg_{secrets.token_hex(12)}"
     return Answer(message_id=message_id, request=request, generation=generation, use=use, parser=parser)
 

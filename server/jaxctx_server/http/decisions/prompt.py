@@ -18,6 +18,7 @@ from jaxctx.errors import InvalidArgument, JaxctxError
 from jaxctx.v1.content_pb2 import ChatMessage, ChatMessages
 from jaxctx.v1.model_service_pb2 import ApplyChatTemplateRequest, GetModelRequest, Model, TokenizeRequest
 from jaxctx_server.http.call import HttpCall
+from jaxctx_server.http.chat_output import formats_of
 from jaxctx_server.http.decisions.choice_tree import ChoiceTree, Tokens, make_choice_tree
 from jaxctx_server.http.decisions.request import DecisionRequest, Option, Question, in_question
 from jaxctx_server.http.field_names import renamed
@@ -92,7 +93,7 @@ async def render(call: HttpCall, model: Model, request: DecisionRequest) -> tupl
     if text.count(mark) != 1:
         raise InvalidArgument.field("messages", "the chat template does not write the last message as it is")
     before, _, after = text.partition(mark)
-    return before, after
+    return before, after + formats_of(model).answer_header
 
 
 def with_question(messages: Sequence[ChatMessage], question: str) -> list[ChatMessage]:

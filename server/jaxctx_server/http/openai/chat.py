@@ -81,8 +81,9 @@ class ChatRequest:
     async def _output_options(self, formats: ChatFormats) -> ChatOutputOptions:
         """How outputs are read; `shared.generate` asks for outputs that can be read so. Raises InvalidArgument."""
         use, generate = self.tools.use, self.shared.generate
+        is_continuation = self.messages.continue_final_message
         asks_for_format = generate.HasField("output_format")
-        formats = await formats.prepare(generate, use)
+        formats = await formats.prepare(generate, use, is_continuation=is_continuation)
         self.shared = replace(self.shared, looser_format=formats.looser_format)
         if generate.HasField("output_format") and (use.demands_call or not asks_for_format):  # a grammar of the tools
             tools = self.shared.field_names.get("tools", "tools")
@@ -90,7 +91,7 @@ class ChatRequest:
         return ChatOutputOptions(
             formats=formats,
             use=use,
-            is_continuation=self.messages.continue_final_message,
+            is_continuation=is_continuation,
             tells_logprobs=self.tells_logprobs,
             tokens_as_ids=self.shared.tokens_as_ids,
             return_token_ids=self.shared.return_token_ids,

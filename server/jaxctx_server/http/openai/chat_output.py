@@ -39,8 +39,7 @@ class ChatOutputOptions:
 
     def parser(self) -> OutputParser | None:
         """A parser of one output. None: all of it is text."""
-        reads_thoughts = self.formats.reasoning is not None and not self.is_continuation
-        if not reads_thoughts and not self.use.is_allowed:
+        if not self.formats.reads(self.use, is_continuation=self.is_continuation):
             return None
         return self.formats.parser(self.use, is_continuation=self.is_continuation)
 

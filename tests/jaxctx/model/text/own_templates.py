@@ -233,4 +233,102 @@ Mode: {{ mode }}{%- endset -%}
 {{ messages | map(attribute='role') | unique | sort | join('/') }} {{ dict(a=1, **{'b': 2}) | dictsort }}
 {{ cycler('x', 'y').next() }}{{ range(3) | list }}{{ "%s-%d" | format("a", 3) }}{{ [1, 2, 3] | sum }}{{ 7 // 2 ** 2 % 3 }}
 """,
+    # Messages with channels: macros, tools as TypeScript, one call at most, whose name its result has; thoughts before it.
+    "channels": """{%- macro type_of(spec) -%}
+    {%- if spec.type == "array" -%}
+        {%- set inner = type_of(spec['items']) -%}
+        {{- "any[]" if inner | length > 50 else inner + "[]" }}
+    {%- elif spec.type is defined and spec.type is iterable and spec.type is not string and spec.type is not mapping -%}
+        {{- spec.type | join(" | ") }}
+    {%- elif spec.enum -%}
+        {{- '"' + spec.enum | join('" | "') + '"' -}}
+    {%- elif spec.type == "object" and spec.properties -%}
+        {{- "{\\n" }}
+        {%- for name, each in spec.properties.items() -%}
+            {{- name -}}{%- if name not in (spec.required or []) -%}{{- "?" }}{%- endif -%}{{- ": " }}
+            {{ type_of(each) }}{%- if not loop.last -%}{{- ", " }}{%- endif -%}
+        {%- endfor -%}
+        {{- "}" }}
+    {%- else -%}{{- spec.type or "any" }}{%- endif -%}
+{%- endmacro -%}
+{%- macro namespace_of(tools) -%}
+    {{- "## functions\\n\\nnamespace functions {\\n\\n" }}
+    {%- for tool in tools %}
+        {%- set tool = tool.function %}
+        {{- "// " + tool.description + "\\ntype " + tool.name + " = (" }}
+        {%- if tool.parameters and tool.parameters.properties %}
+            {{- "_: {\\n" }}
+            {%- for name, spec in tool.parameters.properties.items() %}
+                {%- if spec.description %}{{- "// " + spec.description + "\\n" }}{%- endif %}
+                {{- name }}{%- if name not in (tool.parameters.required or []) -%}{{- "?" }}{%- endif -%}
+                {{- ": " }}{{- type_of(spec) }}
+                {%- if spec.default is defined -%}{{- ", // default: " + spec.default | tojson }}{%- endif -%}
+                {{- ",\\n" }}
+            {%- endfor %}
+            {{- "}" }}
+        {%- endif -%}
+        {{- ") => any;\\n\\n" }}
+    {%- endfor %}
+    {{- "} // namespace functions" }}
+{%- endmacro -%}
+{%- macro system() -%}
+    {%- if identity is not defined %}{%- set identity = "You answer." %}{%- endif %}
+    {{- identity + "\\nDate: " + strftime_now("%Y-%m-%d") + "\\n\\nReasoning: " }}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
+    {{- reasoning_effort + "\\n\\n" }}
+    {%- if builtin_tools %}
+        {%- set has = namespace(python=false) %}
+        {%- for tool in builtin_tools %}{%- if tool == "python" %}{%- set has.python = true %}{%- endif %}{%- endfor %}
+        {%- if has.python %}{{- "# python\\n\\n" }}{%- endif %}
+    {%- endif -%}
+    {{- "# Channels: analysis, commentary, final." }}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>" }}{{- system() }}{{- "<|end|>" }}
+{%- if messages[0].role == "developer" or messages[0].role == "system" %}
+    {%- set developer = messages[0].content %}{%- set rest = messages[1:] %}
+{%- else %}{%- set developer = "" %}{%- set rest = messages %}{%- endif %}
+{%- if developer or tools %}
+    {{- "<|start|>developer<|message|>" }}
+    {%- if developer %}{{- "# Instructions\\n\\n" + developer + "\\n\\n" }}{%- endif %}
+    {%- if tools -%}{{- "# Tools\\n\\n" }}{{- namespace_of(tools) }}{%- endif -%}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in rest -%}
+    {%- if message.role == 'assistant' -%}
+        {%- if "<|channel|>final<|message|>" in message.content %}{{- raise_exception("channels in the text") }}{%- endif %}
+        {%- if "tool_calls" in message %}
+            {%- set followed = namespace(by_answer=false) %}
+            {%- for later in rest[loop.index:] %}
+                {%- if later.role == 'assistant' and "tool_calls" not in later %}
+                    {%- set followed.by_answer = true %}
+                {%- endif %}
+            {%- endfor %}
+            {%- set call = message.tool_calls[0].function %}
+            {%- set thoughts = message.thinking or message.content %}
+            {%- if message.content and message.thinking %}{{- raise_exception("thoughts and a text") }}
+            {%- elif thoughts and not followed.by_answer %}
+                {{- "<|start|>assistant<|channel|>analysis<|message|>" + thoughts + "<|end|>" }}
+            {%- endif %}
+            {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary json<|message|>" }}
+            {{- call.arguments | tojson }}{{- "<|call|>" }}
+            {%- set last.name = call.name %}
+        {%- elif loop.last and not add_generation_prompt %}
+            {%- if "thinking" in message %}
+                {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+            {%- endif %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|return|>" }}
+        {%- else %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+            {%- set last.name = none %}
+        {%- endif %}
+    {%- elif message.role == 'tool' -%}
+        {%- if last.name is none %}{{- raise_exception("a result without a call") }}{%- endif %}
+        {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" }}
+        {{- message.content | tojson + "<|end|>" }}
+    {%- elif message.role == 'user' -%}
+        {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}""",
 }

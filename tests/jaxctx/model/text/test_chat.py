@@ -12,6 +12,7 @@ from jaxctx.model.text import ChatTemplate
 from jaxctx.model.text.chat import TemplateOptions
 from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS
 from tests.echo import CHATML
+from tests.jaxctx.model.text.own_templates import TEMPLATES
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -322,6 +323,58 @@ def test_thoughts_under_their_older_name() -> None:
     assert ChatTemplate("{{ messages[0].thinking }}").render([message]) == "so"
     assert ChatTemplate("{{ messages[0].thinking }}").render([{**message, "thinking": "own"}]) == "own"
     assert ChatTemplate("{{ messages[0].thinking is defined }}").render(HELLO) == "False"
+
+
+CHANNELS = TEMPLATES["channels"]
+
+
+def calls(*names: str) -> list[dict[str, Any]]:
+    """Calls of tools, whose ids are their names."""
+    return [{"id": name, "type": "function", "function": {"name": name, "arguments": {"of": name}}} for name in names]
+
+
+def result_of(name: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": name, "content": f"{name} is"}
+
+
+def in_channels(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+    """The messages behind that of the system, as the template with channels writes them."""
+    prompt = ChatTemplate(CHANNELS).render(messages, options=TemplateOptions(tools=tools))
+    return prompt.partition("<|end|>")[2]
+
+
+def test_several_calls_where_the_template_writes_one_of_a_message() -> None:
+    """Each stands before its own results."""
+    calling = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": calls("f", "g", "h")}
+    found = in_channels([*HELLO, calling, result_of("g"), result_of("f"), {"role": "tool", "content": "more"}])
+
+    def called(name: str) -> str:
+        return f'<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{{"of": "{name}"}}<|call|>'
+
+    def told(name: str, text: str) -> str:
+        return f'<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>"{text}"<|end|>'
+
+    thoughts = "<|start|>assistant<|channel|>analysis<|message|>hm<|end|>"
+    first = f"<|start|>user<|message|>Hello<|end|>{thoughts}{called('f')}{told('f', 'f is')}"
+    assert found == f"{first}{called('g')}{told('g', 'g is')}{called('h')}{told('h', 'more')}<|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts", "written"), [("a", "b", "b\na"), ("a", None, "a"), ("", "b", "b"), ("", None, None)]
+)
+def test_what_was_said_before_a_call_where_the_template_takes_thoughts_alone(
+    text: str, thoughts: str | None, written: str | None
+) -> None:
+    said = {"reasoning_content": thoughts} if thoughts else {}
+    calling = {"role": "assistant", "content": text, **said, "tool_calls": calls("f")}
+    prompt = in_channels([*HELLO, calling, result_of("f")])
+    before = "" if written is None else f"<|start|>assistant<|channel|>analysis<|message|>{written}<|end|>"
+    assert f"Hello<|end|>{before}<|start|>assistant to=functions.f" in prompt
+
+
+def test_a_tool_without_a_description_where_the_template_writes_one() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert "// \ntype f = () => any;" in in_channels(HELLO, [tool])
 
 
 HERMES = (

@@ -12,7 +12,9 @@ from tokenizers.processors import TemplateProcessing
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.text import ModelText, load_text
 from jaxctx.model.text.chat import TemplateOptions
+from jaxctx.model.text.tool_calls.harmony import MARKS
 from tests.echo import EOS_ID, echo_text
+from tests.jaxctx.model.text.own_templates import TEMPLATES
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -348,6 +350,15 @@ def test_the_formats_of_calls_and_thoughts(tmp_path: Path) -> None:
     assert text.reasoning_format is not None
     assert (text.tool_call_format.name, text.reasoning_format.name) == ("hermes", "think")
     assert text.special_markers() == {"<tool_call>": 512}
+
+
+def test_channels_are_those_of_the_template(tmp_path: Path) -> None:
+    settings = {"chat_template": TEMPLATES["channels"], "extra_special_tokens": list(MARKS), "eos_token": "<|return|>"}
+    text = load_text(model_dir(tmp_path, config=BIG, tokenizer_config=settings))
+    assert text.tool_call_format is not None
+    assert text.reasoning_format is not None
+    assert (text.tool_call_format.name, text.reasoning_format.name) == ("harmony", "harmony")
+    assert text.special_markers().keys() == set(MARKS)
 
 
 def test_calls_of_a_template_that_writes_none_are_written_in_the_format_of_the_model(tmp_path: Path) -> None:

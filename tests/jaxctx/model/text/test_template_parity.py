@@ -17,10 +17,12 @@ from jaxctx.errors import InvalidArgument
 from jaxctx.model.text import ChatTemplate
 from jaxctx.model.text.chat import GenerationBlock, TemplateOptions
 from jaxctx.model.text.template_inputs import template_reads
+from jaxctx.model.text.tool_calls.harmony import writes_channels
 from tests.jaxctx.model.text.conversations import CASES, CONTINUED
 from tests.jaxctx.model.text.own_templates import TEMPLATES
 
 GOLDENS = json.loads((Path(__file__).parents[3] / "goldens" / "text.json").read_text("utf-8"))["templates"]
+TWO_CALLS = "two calls"  # of a message, of which a template with channels writes the first alone: see test_chat.py
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 DIRECTORY = os.environ.get("JAXCTX_CHAT_TEMPLATES")
 FILES = sorted(Path(DIRECTORY).glob("*.jinja")) if DIRECTORY else []
@@ -44,9 +46,14 @@ def prompts(source: str) -> dict[str, str | None]:
     return found
 
 
+def compared(source: str, found: dict[str, str | None]) -> dict[str, str | None]:
+    """The prompts that are to be those of transformers."""
+    return {name: prompt for name, prompt in found.items() if name != TWO_CALLS or not writes_channels(source)}
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_prompts_are_those_of_transformers(name: str) -> None:
-    assert prompts(TEMPLATES[name]) == GOLDENS[name]
+    assert compared(TEMPLATES[name], prompts(TEMPLATES[name])) == compared(TEMPLATES[name], GOLDENS[name])
 
 
 def test_the_goldens_are_of_these_templates_and_conversations() -> None:
@@ -78,4 +85,4 @@ def test_prompts_of_published_templates(file: Path) -> None:
     if reads.tools_of_messages and not reads.tools:  # transformers drops tools there
         with_tools = {name for name, (_, tools, _, _) in CASES.items() if tools}
         found, expected = ({key: each[key] for key in each.keys() - with_tools} for each in (found, expected))
-    assert found == expected
+    assert compared(source, found) == compared(source, expected)

@@ -8,7 +8,9 @@ import pytest
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.text import ModelText
+from jaxctx.model.text.tool_calls.harmony import MARKS
 from jaxctx.model.text.turns import NEAR, Continuation, continuation, encode_behind
+from tests.jaxctx.model.text.own_templates import TEMPLATES
 from tests.templates import ALTERNATE, BOS, CHATML, EOS, IM_END, MISTRAL, QWEN, byte_level
 
 TEXT = byte_level(CHATML, QWEN, eos=IM_END)
@@ -139,3 +141,48 @@ def test_a_tokenizer_that_puts_a_space_before_a_text_puts_none_behind_an_anchor(
     tokenizer: Any = SpacePrefix()
     assert encode_behind(tokenizer, [ord(" "), ord("a")], "a", "b") == [ord("b")]
     assert encode_behind(tokenizer, [ord("c")], "a", "b") == [ord(" "), ord("b")]
+
+
+CHANNELS = byte_level(TEMPLATES["channels"], list(MARKS), eos="<|return|>")
+FINAL = "<|channel|>final<|message|>"
+OPENED = "<|start|>user<|message|>a<|end|><|start|>assistant"
+USER = "<|start|>user<|message|>next<|end|>"
+CALL = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}"
+RESULT = '<|start|>functions.look to=assistant<|channel|>commentary<|message|>"7"<|end|>'
+
+
+@pytest.mark.parametrize(
+    ("answer", "end", "anchor"),
+    [
+        ("b", "<|end|>", ""),
+        ("b<|return|>", "", "<|return|>"),
+        ("b<|end|>", "", "<|end|>"),
+        ("b<|end|><|start|>user<|message|>c<|end|>", "", "<|end|>"),
+        ("b<|retu", "<|end|>", ""),
+    ],
+)
+def test_of_an_answer_in_channels(answer: str, end: str, anchor: str) -> None:
+    """The template ends the last answer with <|return|>, and earlier ones as it ends a question."""
+    found = continued(
+        f"{OPENED}<|channel|>analysis<|message|>Hm<|end|><|start|>assistant{FINAL}{answer}", model=CHANNELS
+    )
+    assert found == Continuation(end=end, text=USER, anchor=anchor, is_anew=False)
+
+
+@pytest.mark.parametrize("call", [CALL, " to=functions.look<|channel|>commentary json<|message|>{}"])
+@pytest.mark.parametrize(("end", "missing"), [("<|call|>", ""), ("", "<|end|>"), ("<|return|>", "")])
+def test_the_result_of_a_call_has_the_name_that_the_context_says(call: str, end: str, missing: str) -> None:
+    result = {"role": "tool", "tool_call_id": "x", "content": "7"}
+    found = continued(f"{OPENED}{call}{end}", [result], asks=True, model=CHANNELS)
+    assert (found.end, found.text, found.is_anew) == (missing, RESULT + "<|start|>assistant", False)
+    named = continued(f"{OPENED}{call}{end}", [{**result, "name": "other"}], model=CHANNELS)
+    assert named.text == RESULT.replace("look", "other")
+
+
+@pytest.mark.parametrize(
+    "answer", [f"{FINAL}Yes<|return|>", "<|channel|>commentary to=browser<|message|>", "Yes", "<|cha"]
+)
+def test_a_result_behind_no_call_has_a_made_up_name(answer: str) -> None:
+    result = {"role": "tool", "tool_call_id": "x", "content": "7"}
+    found = continued(OPENED + answer, [result], model=CHANNELS)
+    assert found.text == RESULT.replace("look", "made-up-answer")

@@ -13,6 +13,8 @@ from jaxctx.errors import FailedPrecondition, InvalidArgument
 from jaxctx.model.bundled import BUNDLED
 from jaxctx.model.text import ChatTemplate, ModelText, Tokenizer
 from jaxctx.model.text.load import load_text
+from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS
+from jaxctx.model.text.tool_calls.harmony import MARKS
 from jaxctx.v1.content_pb2 import ChatMessage
 from jaxctx_server.auth import LOCAL
 from jaxctx_server.http.decisions.prompt import DecisionPrompt, make_prompt, question_text, with_question
@@ -22,6 +24,7 @@ from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.services import Backend
 from jaxctx_server.validate import Limits
 from tests.echo import CHATML, echo_text
+from tests.jaxctx.model.text.own_templates import TEMPLATES
 from tests.server.fake_engine import INFO, FakeEngine
 from tests.server.http.calls import call_of
 from tests.server.http.decisions.harness import (
@@ -35,6 +38,7 @@ from tests.server.http.decisions.harness import (
     body,
     chat_prompt,
 )
+from tests.templates import byte_level
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +111,15 @@ async def test_tokens_are_those_of_the_whole_prompt_for_a_real_tokenizer(
     for choice, value in zip(prompt.questions[1].choices, ("blue", "blue-green", "black", "true"), strict=True):
         expected = bundled_text.tokenizer.encode(colour + value, add_special_tokens=False)
         assert [*prompt.input, *prompt.questions[1].tokens, *choice] == expected
+
+
+async def test_an_answer_is_in_the_final_channel() -> None:
+    """Behind its header: there are no thoughts."""
+    text = byte_level(TEMPLATES["channels"], list(MARKS), eos="<|return|>")
+    text = replace(text, tool_call_format=TOOL_CALL_FORMATS["harmony"])
+    prompt = await prompt_of(backend_of(text), WHY, input="A text.")
+    whole = text.tokenizer.decode([*prompt.input, *prompt.questions[0].tokens], skip_special_tokens=False)
+    assert whole.endswith("Why?<|end|><|start|>assistant<|channel|>final<|message|>")
 
 
 def prefixing_text() -> ModelText:

@@ -232,6 +232,58 @@ class TestThoughts:
         assert (told.reasoning, told.text) == ("", '{"a": 1}')
 
 
+THINKING = ("<|channel|>", "analysis<|mess", "age|>First, ", "this.<|end|><|start|>", "assistant")
+HEADER = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+SAID = ("<|channel|>final<|message|>", "That", " <.")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+class TestChannels:
+    """Outputs in messages of which each has a channel."""
+
+    async def told(self, streams: bool, *script: str, finish: FinishReason = FinishReason.STOP, **fields: Any) -> Told:
+        server = scripted_server(*script, finish=finish, tool_calls="harmony", reasoning="harmony")
+        async with server as scripted, openai_client(scripted.web) as api:
+            return await ask(api, streams, **fields)
+
+    @pytest.mark.parametrize("fields", [{}, {"tools": [WEATHER]}, {"tools": [WEATHER], "tool_choice": "none"}])
+    async def test_thoughts_and_an_answer(self, streams: bool, fields: dict[str, Any]) -> None:
+        told = await self.told(streams, *THINKING, *SAID, **fields)
+        assert (told.reasoning, told.text, told.calls, told.finish_reason) == ("First, this.", "That <.", [], "stop")
+        assert told.usage.completion_tokens_details.reasoning_tokens >= 3
+
+    async def test_a_call_behind_a_preamble(self, streams: bool) -> None:
+        preamble = ("<|channel|>commentary<|message|>Let me ", "look.<|end|><|start|>assistant")
+        told = await self.told(streams, *THINKING, *preamble, HEADER, '{"city": ', '"Paris"}', tools=[WEATHER])
+        assert (told.reasoning, told.text, told.finish_reason) == ("First, this.", "Let me look.", "tool_calls")
+        assert [(call["name"], call["arguments"]) for call in told.calls] == [("weather", '{"city": "Paris"}')]
+
+    async def test_no_call_where_none_is_allowed(self, streams: bool) -> None:
+        for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": [TIME]}):
+            told = await self.told(streams, *THINKING, HEADER, "{}", **fields)
+            assert (told.reasoning, told.text, told.calls) == ("First, this.", HEADER + "{}", [])
+            assert told.finish_reason == "stop"
+
+    async def test_an_output_that_breaks_off(self, streams: bool) -> None:
+        for script, arguments in (((HEADER[:30],), []), ((HEADER, '{"ci'), ['{"ci'])):
+            told = await self.told(streams, *THINKING, *script, finish=FinishReason.LENGTH, tools=[WEATHER])
+            assert (told.text, [call["arguments"] for call in told.calls]) == ("", arguments)
+            assert told.finish_reason == "length"
+
+    async def test_an_answer_that_goes_on(self, streams: bool) -> None:
+        """Its header is in the prompt, so the output has none."""
+        messages: Any = [*ASKED["messages"], {"role": "assistant", "content": "So"}]
+        extra = {"continue_final_message": True, "add_generation_prompt": False}
+        told = await self.told(streams, " it", " is.", messages=messages, extra_body=extra)
+        assert (told.reasoning, told.text) == ("", " it is.")
+
+    async def test_a_text_of_a_format(self, streams: bool) -> None:
+        """There may be thoughts before it."""
+        script = (*THINKING, SAID[0], '{"a"', ": 1}")
+        told = await self.told(streams, *script, response_format={"type": "json_object"})
+        assert (told.reasoning, told.text) == ("First, this.", '{"a": 1}')
+
+
 class TestAFormatBesideTools:
     """An agent that answers in JSON calls its tools first."""
 

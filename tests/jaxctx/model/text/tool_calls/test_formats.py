@@ -25,6 +25,7 @@ GRANITE4 = "{{- '<|start_of_role|>assistant<|end_of_role|>' }}{{- '<tool_call>\\
 PHI4_MINI = "{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}"
 PHI4_MINI_FUNCTOOLS = 'formatted as functools[{"name": [function name], "arguments": [arguments as JSON]}]'
 OLMO3 = "{{- '<function_calls>' + message['function_calls'] + '</function_calls>' -}}"
+GPT_OSS = "{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}"
 SMOLLM3 = "within <tool_call></tool_call> XML tags"
 DEEPSEEK_QWEN = "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type']}}"
 
@@ -44,6 +45,9 @@ DEEPSEEK_QWEN = "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + t
         (PHI4_MINI_FUNCTOOLS, "Phi3ForCausalLM", "functools"),
         (OLMO3, "Olmo3ForCausalLM", "olmo3"),
         (SMOLLM3, "SmolLM3ForCausalLM", "hermes"),
+        (GPT_OSS, "GptOssForCausalLM", "harmony"),
+        (GPT_OSS, None, "harmony"),
+        ("{{- '<|start|>user<|message|>' }}", "GptOssForCausalLM", None),
         ("{{ messages }}", "Phi3ForCausalLM", None),
         ("{{ messages }}", "GraniteForCausalLM", None),
         ("{{ messages }}", "Gemma3ForCausalLM", None),
@@ -76,6 +80,7 @@ def test_families_with_a_format_of_their_own_are_served() -> None:
         ("between <think></think> and your response between <response></response>", "<|x|>", "think_response"),
         ("after 'Here is my thought process:' and after 'Here is my response:'", "<|x|>", "thought_process"),
         ("format: <think> {Thought section} </think> {Solution section}", "<|im_sep|>", "think"),
+        (GPT_OSS, "<|start|>assistant", "harmony"),
         (None, None, None),
     ],
 )

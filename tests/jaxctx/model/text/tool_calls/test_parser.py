@@ -89,7 +89,7 @@ def test_a_call_with_text_around_it(name: str, arguments: str, whole_calls: bool
     assert found == Read(text="Let me < see [TOOL <tool_ <|pyDone.", calls=[("f", arguments)], order="tct")
 
 
-@pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
+@pytest.mark.parametrize("name", PIECES)
 def test_random_texts_are_read_the_same_however_they_are_cut(name: str) -> None:
     """Also behind a call that is malformed, where a piece may end within the next mark; and nothing is lost."""
     pieces, calls = [*PIECES[name], "{", "}", '"', "x", " ", "\n", "<", "["], 0

@@ -53,6 +53,24 @@ class TestTools:
             "response.completed",
         ]
 
+    async def test_channels_are_items(self) -> None:
+        script = (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commen",
+            "tary<|message|>Let me look.<|end|><|start|>assistant to=functions.get_weather<|channel|>comm",
+            'entary json<|message|>{"place": "Oslo"}',
+        )
+        server = scripted_server(*script, tool_calls="harmony", reasoning="harmony")
+        async with server as scripted, openai_client(scripted.web) as api:
+            response = await api.responses.create(**ASKED)
+            async with api.responses.stream(**ASKED) as stream:
+                async for _ in stream:
+                    pass
+                streamed = await stream.get_final_response()
+        for each in (response, streamed):
+            assert [item.type for item in each.output] == ["reasoning", "message", "function_call"]
+            assert each.output_text == "Let me look."
+            assert each.output[2].arguments == '{"place": "Oslo"}'  # type: ignore[union-attr]
+
     async def test_the_output_of_a_function_continues_a_response(self) -> None:
         async with scripted_server(*CALL) as scripted, openai_client(scripted.web) as api:
             first = await api.responses.create(**ASKED)
