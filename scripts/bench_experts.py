@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ import numpy as np
 from jaxctx.engine.runner.compiler_options import compiler_options
 from jaxctx.model.expert_products import ExpertWeights, feed_experts
 from jaxctx.model.functional import EIGHT_BITS
+from jaxctx.model.layers.feed_forward import plain_gate
 from jaxctx.model.products import QuantizedWeight, Weight, project
 from jaxctx.model.weights.quantize import quantize
 
@@ -56,10 +58,10 @@ def main() -> None:
     compile_with = compiler_options(platform)
 
     def sparse(x: jax.Array, chosen: jax.Array, scores: jax.Array, weights: ExpertWeights) -> jax.Array:
-        return feed_experts(x, chosen, scores, weights, jax.nn.silu)
+        return feed_experts(x, chosen, scores, weights, partial(plain_gate, "silu"))
 
     def dense(x: jax.Array, blocks: list[ExpertWeights]) -> jax.Array:
-        for gate, up, down in blocks:
+        for gate, up, down in (block.matrices for block in blocks):
             x = x + project(jax.nn.silu(project(x, gate)) * project(x, up), down) * 1e-6
         return x
 

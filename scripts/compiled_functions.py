@@ -62,6 +62,7 @@ PUBLISHED_STEPS = (
     "Granite 3.1 8B Instruct",
     "OLMo 3 7B",
     "SmolLM3 3B",
+    "gpt-oss 20B",
 )
 """Of each family whose steps are not among those above, in which a layer at least of each kind is compiled."""
 PUBLISHED_ROWS = 16

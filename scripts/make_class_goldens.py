@@ -62,6 +62,14 @@ OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "Gemma": {"hidden_act": "gelu_pytorch_tanh", "attention_bias": True, "tie_word_embeddings": False},
     "Gemma2": OF_GEMMA | {"attn_logit_softcapping": 20.0},
     "Gemma3": OF_GEMMA | {"rope_local_base_freq": 333.0, "sliding_window_pattern": 2, "attn_logit_softcapping": None},
+    "GptOss": {
+        "attention_bias": False,
+        "sliding_window": 40,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "swiglu_alpha": 1.5,
+        "swiglu_limit": 5.0,
+    },
     "Granite": {
         "attention_bias": True,
         "mlp_bias": True,
@@ -111,8 +119,8 @@ OF_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "pad_token_id": 0,
     },
 }
-WITH_EXPERTS = ("Mixtral", "Qwen2Moe", "Qwen3Moe")
-MODEL_TYPES = {"Gemma3": "gemma3_text", "Qwen2Moe": "qwen2_moe", "Qwen3Moe": "qwen3_moe"}
+WITH_EXPERTS = ("GptOss", "Mixtral", "Qwen2Moe", "Qwen3Moe")
+MODEL_TYPES = {"Gemma3": "gemma3_text", "GptOss": "gpt_oss", "Qwen2Moe": "qwen2_moe", "Qwen3Moe": "qwen3_moe"}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "rope_parameters alone": {"rope_scaling": None, "rope_parameters": {"rope_type": "linear", "factor": 5.0}},
@@ -228,13 +236,13 @@ def variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
     )
     own_variants = {"Gemma3": GEMMA3_VARIANTS, "Olmo3": OLMO3_VARIANTS, "Phi3": PHI3_VARIANTS}
     changes = dict(own_variants.get(family, ROPE_VARIANTS))
-    if family in ("Llama", "Qwen3"):
+    if family in ("GptOss", "Llama", "Qwen3"):
         changes |= OTHER_ROPE_VARIANTS
     if family in ("Qwen2", "Qwen3", "Qwen2Moe"):
         changes |= WINDOW_VARIANTS
     if family.endswith("Moe"):
         changes |= EXPERT_VARIANTS
-    if family in ("Mixtral", "Qwen3Moe"):
+    if family in ("GptOss", "Mixtral", "Qwen3Moe"):
         changes |= COUNT_VARIANTS
     for name, change in changes.items():
         yield name, whole | dict(change)
@@ -329,15 +337,22 @@ def read_experts(model: Any) -> dict[str, Any] | None:
     if not sparse:
         return None
     count, width, _ = sparse[0].experts.gate_up_proj.shape
+    inputs_first = hasattr(sparse[0].experts, "alpha")  # as gpt-oss has them
     shared = getattr(sparse[0], "shared_expert", None)
-    return {
+    gate = {"clamped_gate": [sparse[0].experts.alpha, sparse[0].experts.limit]} if inputs_first else {}
+    return gate | {
         "count": count,
-        "per_token": sparse[0].gate.top_k,
-        "ffn": width // 2,
-        "normalised": getattr(sparse[0].gate, "norm_topk_prob", True),
+        "per_token": router(sparse[0]).top_k,
+        "ffn": (sparse[0].experts.gate_up_proj.shape[2] if inputs_first else width) // 2,
+        "normalised": getattr(router(sparse[0]), "norm_topk_prob", True),
         "shared_ffn": 0 if shared is None else shared.gate_proj.out_features,
         "dense_layers": [number for number, block in enumerate(blocks) if not hasattr(block, "experts")],
     }
+
+
+def router(block: Any) -> Any:
+    """By either of its names."""
+    return block.gate if hasattr(block, "gate") else block.router
 
 
 def rope_of_first_layer(config: Any, model: Any) -> tuple[list[float], float]:

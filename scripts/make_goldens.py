@@ -69,7 +69,7 @@ SMALL_VISION = {
     "image_size": 224,
     "patch_size": 14,
 }
-MODEL_TYPES = {"Gemma3": "gemma3_text", "Qwen2Moe": "qwen2_moe", "Qwen3Moe": "qwen3_moe"}
+MODEL_TYPES = {"Gemma3": "gemma3_text", "GptOss": "gpt_oss", "Qwen2Moe": "qwen2_moe", "Qwen3Moe": "qwen3_moe"}
 """Of classes whose name in lower case is another type."""
 
 
@@ -254,6 +254,28 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mixtral_8_experts": shape("Mixtral", kv_heads=2, head_dim=16, num_local_experts=8, num_experts_per_tok=2),
     "mixtral_5_experts_of_which_1_tied": shape(
         "Mixtral", kv_heads=8, head_dim=8, num_local_experts=5, num_experts_per_tok=1, tie_word_embeddings=True
+    ),
+    "gptoss_gqa4_yarn": shape(
+        "GptOss",
+        kv_heads=2,
+        head_dim=8,
+        num_hidden_layers=3,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=30,
+        swiglu_limit=0.5,
+        rope_parameters=YARN | {"truncate": False},
+    ),
+    "gptoss_gqa2_of_one_kind": shape(
+        "GptOss",
+        kv_heads=4,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=3,
+        layer_types=["full_attention", "full_attention"],
+        swiglu_alpha=1.1,
+        attention_bias=False,
+        rope_parameters=LINEAR,
     ),
     "qwen3moe_normalised": shape(
         "Qwen3Moe",

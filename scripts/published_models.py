@@ -519,6 +519,13 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     },
     "Llama 3.1 70B": built_in("llama-3.1-70b"),
     "Mixtral 8x7B": built_in("mixtral-8x7b"),
+    "gpt-oss 20B": built_in("gpt-oss-20b"),
+    "gpt-oss 120B": built_in("gpt-oss-20b")
+    | {
+        "layer_types": ["sliding_attention", "full_attention"] * 18,
+        "num_hidden_layers": 36,
+        "num_local_experts": 128,
+    },
     "Qwen1.5 MoE A2.7B": {
         "architectures": ["Qwen2MoeForCausalLM"],
         "model_type": "qwen2_moe",

@@ -79,6 +79,17 @@ class AdapterSlots:
         return self.count * self.rank
 
 
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """How gpt-oss' experts gate: `(up + 1) * gate * sigmoid(slope * gate)`.
+
+    `gate` is at most `limit`, and `up` from `-limit` to `limit`.
+    """
+
+    slope: float
+    limit: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """The feed-forward blocks of sparse layers, of which each row takes those that its router scores highest."""
@@ -89,6 +100,8 @@ class Experts:
     normalised: bool  # the scores of those taken are divided by their sum
     shared_ffn: int = 0  # of a further expert, which every row takes through a gate; 0: there is none
     dense_layers: tuple[int, ...] = ()  # those that have one block of `ModelConfig.ffn` instead
+    has_bias: bool = False  # in the router and in each expert's three products
+    clamped_gate: ClampedGate | None = None  # None: `activation(gate) * up`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +121,7 @@ class ModelConfig:
     layer_attention: tuple[LayerAttention, ...] = (LayerAttention(),)  # of the first layers, then over again
     attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
     scores_soft_cap: float | None = None  # a scaled score s becomes cap * tanh(s / cap)
+    attention_sinks: bool = False  # each query head has a score whose share of the softmax goes to no token
     norms: NormPlacement = "before"
     norm_eps: float = 1e-6
     norm_adds_one: bool = False  # a norm's scale is 1 + its weight

@@ -26,6 +26,7 @@ from jaxtyping import Array, Float32, Int32
 
 from jaxctx.model.config import AdapterSlots, ModelConfig
 from jaxctx.model.interface import AttentionBackend
+from jaxctx.model.layers.attention import Projected
 from jaxctx.model.layers.decoder_layer import LAYERS, DecoderLayer, block_norm
 from jaxctx.model.layers.linear import AdapterColumns, Create, Linear
 from jaxctx.model.layers.rope import RopeCosSin, cos_sin
@@ -84,8 +85,9 @@ class Decoder(nnx.Module):
         after = [partial(layer_after_attention, graph, kv.mesh, kv.kernel, state) for graph, state in split_layers]
 
         def run_layer(layer: int | jax.Array, x: jax.Array) -> jax.Array:
-            q, k, v = select_and_call(layer, before, x, rotations, columns)
-            attended = kv.attend(layer, q.astype(kv_dtype), k.astype(kv_dtype), v.astype(kv_dtype))
+            projected: Projected = select_and_call(layer, before, x, rotations, columns)
+            q, k, v = (each.astype(kv_dtype) for each in (projected.q, projected.k, projected.v))
+            attended = kv.attend(layer, q, k, v, projected.sinks)
             output: jax.Array = select_and_call(layer, after, x, attended, kv.padding, columns)
             return output
 
@@ -129,7 +131,7 @@ def layer_before_attention(
     x: jax.Array,
     rotations: tuple[RopeCosSin, ...],
     columns: AdapterColumns | None,
-) -> tuple[jax.Array, ...]:
+) -> Projected:
     """See `DecoderLayer.before_attention`; the layer's rotation is that of index `rope`; None: it has none."""
     layer: DecoderLayer = nnx.merge(graph, state)
     return layer.before_attention(x, None if rope is None else rotations[rope], mesh, columns)

@@ -35,7 +35,7 @@ from jaxctx.model.products import (
 )
 from jaxctx_kernels import KernelName
 
-Activation: TypeAlias = Callable[[jax.Array], jax.Array]
+Gate: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]  # what goes on of the products with gate and up
 ProjectTile: TypeAlias = Callable[[jax.Array, Weight, jax.Array], jax.Array]
 
 PAIRS_ALONE = 2  # for each expert, up to which pairs on a CPU are multiplied one by one
@@ -48,11 +48,19 @@ SUBLANES, LANES = 16, 128  # of a TPU's tile of bfloat16
 
 
 class ExpertWeights(NamedTuple):
-    """Of all experts of a layer."""
+    """Of all experts of a layer. A bias that is None adds nothing."""
 
     gate: Weight  # [experts, ffn, embed]
     up: Weight  # [experts, ffn, embed]
     down: Weight  # [experts, embed, ffn]
+    gate_bias: Float[Array, "experts ffn"] | None = None
+    up_bias: Float[Array, "experts ffn"] | None = None
+    down_bias: Float[Array, "experts embed"] | None = None
+
+    @property
+    def matrices(self) -> tuple[Weight, Weight, Weight]:
+        """Gate, up and down."""
+        return self.gate, self.up, self.down
 
 
 class Pairs(NamedTuple):
@@ -82,11 +90,11 @@ def feed_experts(
     chosen: Int32[Array, "rows per_token"],
     scores: Float32[Array, "rows per_token"],
     weights: ExpertWeights,
-    activation: Activation,
+    gate: Gate,
     padding: Bool[Array, " rows"] | None = None,
     kernel: KernelName = "reference",
 ) -> Float32[Array, "rows embed"]:
-    """`sum of score * down(activation(gate(x)) * up(x))` over the experts that each row chose.
+    """`sum of score * down(gate(weights.gate(x), weights.up(x)))` over the experts that each row chose.
 
     Rows that are `padding` give zeros. `kernel`: the kind of device, as by what computes attention on it.
     """
@@ -96,25 +104,25 @@ def feed_experts(
 
     def on_cpu(x: jax.Array, scores: jax.Array, pairs: Pairs, weights: ExpertWeights) -> jax.Array:
         tile = rows_of_tile(count, experts)
-        return sum_by_row(feed_in_tiles(x, pairs, weights, activation, tile, project_on_cpu), pairs, scores)
+        return sum_by_row(feed_in_tiles(x, pairs, weights, gate, tile, project_on_cpu), pairs, scores)
 
     def on_tpu(x: jax.Array, scores: jax.Array, pairs: Pairs, weights: ExpertWeights) -> jax.Array:
         arrays = bfloat16_arrays(weights)
         if kernel == "tpu" and arrays:
-            fed = feed_by_kernel(x, pairs, arrays, activation, multiply_on_tpu)
+            fed = feed_by_kernel(x, pairs, weights, gate, multiply_on_tpu)
         else:
             tile = LANES if count > FEW_PAIRS * experts else SUBLANES
-            fed = feed_in_tiles(x, pairs, weights, activation, tile, project_one)
+            fed = feed_in_tiles(x, pairs, weights, gate, tile, project_one)
         return sum_by_row(fed, pairs, scores)
 
     def elsewhere(x: jax.Array, scores: jax.Array, pairs: Pairs, weights: ExpertWeights) -> jax.Array:
         arrays = bfloat16_arrays(weights)
         if count <= PAIRS_IN_SUMS * experts:
-            fed = feed_in_sums(x, pairs, weights, activation)
+            fed = feed_in_sums(x, pairs, weights, gate)
         elif kernel == "gpu" and fits_hopper(arrays):
-            fed = feed_by_kernel(x, pairs, arrays, activation, multiply_on_hopper)
+            fed = feed_by_kernel(x, pairs, weights, gate, multiply_on_hopper)
         else:
-            fed = feed_in_tiles(x, pairs, weights, activation, HOPPER_BLOCK, project_one)
+            fed = feed_in_tiles(x, pairs, weights, gate, HOPPER_BLOCK, project_one)
         return sum_by_row(fed, pairs, scores)
 
     summed: jax.Array = lax.platform_dependent(x, scores, pairs, weights, cpu=on_cpu, tpu=on_tpu, default=elsewhere)
@@ -146,7 +154,7 @@ def feed_in_tiles(
     x: Float32[Array, "rows embed"],
     pairs: Pairs,
     weights: ExpertWeights,
-    activation: Activation,
+    gate: Gate,
     tile: int,
     project: ProjectTile,
 ) -> Float32[Array, "pairs_and_tile embed"]:
@@ -163,14 +171,24 @@ def feed_in_tiles(
         expert = (ends <= number).sum(dtype=jnp.int32)
         start = first_pairs[expert] + (number - ends[expert] + tiles[expert]) * tile
         given = x[lax.dynamic_slice_in_dim(rows, start, tile)]
-        gated = activation(project(given, weights.gate, expert)) * project(given, weights.up, expert)
-        made = project(gated, weights.down, expert)
+        gated = gate(
+            add_bias(project(given, weights.gate, expert), weights.gate_bias, expert),
+            add_bias(project(given, weights.up, expert), weights.up_bias, expert),
+        )
+        made = add_bias(project(gated, weights.down, expert), weights.down_bias, expert)
         # What is past the expert's last pair is written again by the next tile.
         written: jax.Array = lax.dynamic_update_slice(fed, made, (start, jnp.zeros_like(start)))
         return written
 
     fed: jax.Array = lax.fori_loop(0, ends[-1], feed, jnp.zeros((rows.size, x.shape[1]), jnp.float32))
     return fed
+
+
+def add_bias(
+    product: Float32[Array, "rows out"], bias: Float[Array, "experts out"] | None, expert: Int32[Array, "*rows"]
+) -> Float32[Array, "rows out"]:
+    """The product with an expert's weight, and its bias; `expert`: of all rows, or of each."""
+    return product if bias is None else product + bias[expert].astype(jnp.float32)
 
 
 def project_on_cpu(
@@ -205,12 +223,10 @@ def project_one(x: Float32[Array, "rows in"], weight: Weight, expert: Int32[Arra
 
 
 def feed_in_sums(
-    x: Float32[Array, "rows embed"], pairs: Pairs, weights: ExpertWeights, activation: Activation
+    x: Float32[Array, "rows embed"], pairs: Pairs, weights: ExpertWeights, gate: Gate
 ) -> Float32[Array, "pairs embed"]:
     """Each pair's products as sums, in which a GPU reads the weights where they lie: as often as they are chosen."""
-    ends = jnp.cumsum(pairs.sizes)
-    of_pair = (ends[None] <= jnp.arange(pairs.rows.size)[:, None]).sum(1, dtype=jnp.int32)
-    expert = jnp.minimum(of_pair, ends.size - 1)  # padding has none
+    expert = expert_of_pair(pairs)
 
     def sums(given: jax.Array, weights: jax.Array) -> jax.Array:
         wide = widen(weights[expert], jnp.float32)
@@ -222,31 +238,47 @@ def feed_in_sums(
         return sums(given.astype(weight.dtype), weight)
 
     given = x[pairs.rows]
-    return project(activation(project(given, weights.gate)) * project(given, weights.up), weights.down)
+    gated = gate(
+        add_bias(project(given, weights.gate), weights.gate_bias, expert),
+        add_bias(project(given, weights.up), weights.up_bias, expert),
+    )
+    return add_bias(project(gated, weights.down), weights.down_bias, expert)
+
+
+def expert_of_pair(pairs: Pairs) -> Int32[Array, " pairs"]:
+    """The expert of each pair; of padding, which has none, any."""
+    ends = jnp.cumsum(pairs.sizes)
+    of_pair = (ends[None] <= jnp.arange(pairs.rows.size)[:, None]).sum(1, dtype=jnp.int32)
+    return jnp.minimum(of_pair, ends.size - 1)
 
 
 def bfloat16_arrays(weights: ExpertWeights) -> list[jax.Array]:
     """Gate, up and down where all are bfloat16, which grouped products take; else none."""
-    arrays = [each for each in weights if not isinstance(each, QuantizedWeight) and each.dtype == jnp.bfloat16]
-    return arrays if len(arrays) == len(weights) else []
+    matrices = weights.matrices
+    arrays = [each for each in matrices if not isinstance(each, QuantizedWeight) and each.dtype == jnp.bfloat16]
+    return arrays if len(arrays) == len(matrices) else []
 
 
 def feed_by_kernel(
     x: Float32[Array, "rows embed"],
     pairs: Pairs,
-    weights: list[jax.Array],
-    activation: Activation,
+    weights: ExpertWeights,
+    gate: Gate,
     multiply: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
 ) -> Float32[Array, "pairs embed"]:
-    """What experts make of the pairs, by a grouped product; `weights` are `bfloat16_arrays`.
+    """What experts make of the pairs, by a grouped product of weights that are `bfloat16_arrays`.
 
     What belongs to no expert may be anything.
     """
-    gate, up, down = weights
-    given = x[pairs.rows].astype(jnp.bfloat16)
-    gated = activation(multiply(given, gate, pairs.sizes).astype(jnp.float32))
-    gated = gated * multiply(given, up, pairs.sizes).astype(jnp.float32)
-    return multiply(gated.astype(jnp.bfloat16), down, pairs.sizes).astype(jnp.float32)
+    given, expert = x[pairs.rows], expert_of_pair(pairs)
+
+    def project(given: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+        product = multiply(given.astype(jnp.bfloat16), weight, pairs.sizes).astype(jnp.float32)
+        return add_bias(product, bias, expert)
+
+    of_gate, of_up, of_down = bfloat16_arrays(weights)
+    gated = gate(project(given, of_gate, weights.gate_bias), project(given, of_up, weights.up_bias))
+    return project(gated, of_down, weights.down_bias)
 
 
 def multiply_on_tpu(

@@ -162,6 +162,7 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
         group,
         windows=windows,
         soft_cap=config.scores_soft_cap,
+        sinks=config.attention_sinks,
     )
     weights_dtype, matmul_dtype = _dtype(matrix.weight), matrix.matmul_dtype or dtype
     kernel = matrix.product_kernel

@@ -11,6 +11,7 @@ from jaxctx.model.config_reader import Reader, shown
 from jaxctx.model.families.family import Family
 from jaxctx.model.families.fields import refuse_unknown
 from jaxctx.model.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_WITH_IMAGES
+from jaxctx.model.families.gpt_oss import GPT_OSS
 from jaxctx.model.families.granite import GRANITE
 from jaxctx.model.families.llama import LLAMA
 from jaxctx.model.families.mistral import MISTRAL
@@ -26,6 +27,7 @@ _EVERY = (
     GEMMA2,
     GEMMA3,
     GEMMA3_WITH_IMAGES,
+    GPT_OSS,
     GRANITE,
     LLAMA,
     MISTRAL,
@@ -43,7 +45,6 @@ _EVERY = (
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _EVERY}
 
 NOT_COMPUTED: Mapping[str, str] = {
-    "GptOssForCausalLM": "attention sinks are not computed",
     "DeepseekV2ForCausalLM": "multi-head latent attention is not computed",
     "DeepseekV3ForCausalLM": "multi-head latent attention is not computed",
     "MambaForCausalLM": "state space layers are not computed",

@@ -21,17 +21,20 @@ Devices may be those of several processes: nothing here, nor what is put by `put
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.experimental.layout import Format, Layout
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Int
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
 from jaxctx_kernels import head_rows
 
+TPU_LANES = 128
 KV, GROUP = "kv", "group"
 EVERY_DEVICE = (KV, GROUP)
 KV_POOL_AXES = ("kv_heads", "pages", "page", "head_dim")  # of one layer's keys, or values
@@ -141,22 +144,41 @@ def _ffn_sizes(config: ModelConfig) -> list[tuple[str, int]]:
     return sizes
 
 
-def put(data: np.ndarray | jax.Array, sharding: Sharding | None) -> jax.Array:
+def in_rows(shape: Sequence[int], vocab_size: int, sharding: Sharding) -> Sharding | Format:
+    """Where a parameter of this shape lies, and of an embedding on a TPU that its rows lie in one piece each.
+
+    Tokens take rows of it. A TPU's own choice would be columns where rows are no whole lanes and columns are; each step
+    would then copy the whole.
+    """
+    device: Any = next(iter(sharding.device_set))
+    is_of_tpu = device.platform == "tpu"
+    if is_of_tpu and len(shape) == 2 and shape[0] == vocab_size and shape[1] % TPU_LANES:
+        return Format(Layout((0, 1)), sharding)
+    return sharding
+
+
+def put(data: np.ndarray | jax.Array, sharding: Sharding | Format | None) -> jax.Array:
     """`data` laid out as `sharding` says; None: on the default device.
 
     Every process that has a part of the devices calls this with the same data, and copies what its devices hold.
     """
-    if sharding is None or sharding.is_fully_addressable:
+    where = sharding.sharding if isinstance(sharding, Format) else sharding
+    if sharding is None or where is None or where.is_fully_addressable:
         placed: jax.Array = jax.device_put(data, sharding)
         return placed
     return jax.make_array_from_callback(data.shape, sharding, lambda index: data[index])
 
 
-def put_parameter(data: np.ndarray | jax.Array, axes: Sequence[str], config: ModelConfig, mesh: Mesh) -> jax.Array:
-    """A parameter of these logical axes, as its checkpoint has it, laid out over `mesh`.
+def put_parameter(
+    data: np.ndarray | jax.Array, axes: Sequence[str], config: ModelConfig, mesh: Mesh | None
+) -> jax.Array:
+    """A parameter of these logical axes, as its checkpoint has it, laid out over `mesh`; None: on the default device.
 
     Query heads are in the order of `query_head_order`.
     """
+    if mesh is None:
+        place = in_rows(data.shape, config.vocab_size, SingleDeviceSharding(jax.devices()[0]))
+        return put(data, place if isinstance(place, Format) else None)
     if "heads" in axes:
         order = query_head_order(config.kv_heads, config.heads // config.kv_heads, mesh)
         if (np.diff(order) != 1).any():  # else nothing need be copied
@@ -164,7 +186,7 @@ def put_parameter(data: np.ndarray | jax.Array, axes: Sequence[str], config: Mod
             # Of a weight of 4 bits that is split by its inputs, a head has fewer words than inputs.
             by_head = data.reshape(*data.shape[:axis], config.heads, -1, *data.shape[axis + 1 :])
             data = by_head.take(order, axis).reshape(data.shape)
-    return put(data, parameter_sharding(mesh, axes, data.shape))
+    return put(data, in_rows(data.shape, config.vocab_size, parameter_sharding(mesh, axes, data.shape)))
 
 
 def query_head_order(kv_heads: int, group: int, mesh: Mesh | None) -> Int[np.ndarray, " heads"]:

@@ -329,8 +329,8 @@ class PlanConfig(ServeConfig):
     """Show how much of a chip's memory a server with these settings takes, and what fits, without the chip or weights.
 
     It shows the page size, requests at once and rows of a step, too. MODEL may be a directory with nothing but
-    config.json, or a built-in shape: gemma-2-2b, llama-3.1-8b, llama-3.1-70b, mistral-7b, mixtral-8x7b, qwen3-0.6b or
-    qwen3-30b-a3b.
+    config.json, or a built-in shape: gemma-2-2b, gpt-oss-20b, llama-3.1-8b, llama-3.1-70b, mistral-7b, mixtral-8x7b,
+    qwen3-0.6b or qwen3-30b-a3b.
     """
 
     target: str = "here"

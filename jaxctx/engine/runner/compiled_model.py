@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import export
+from jax.experimental.layout import Format
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxctx.engine.config import EngineConfig, page_bytes
@@ -21,7 +22,7 @@ from jaxctx.engine.runner.step import KVCache, Pools, StepResult, StepShape, mak
 from jaxctx.model.interface import Model, Params
 from jaxctx.model.products import SUMS_ARE_FAST
 from jaxctx.model.sampling import SlotState, allowed_words, load_allowed, load_slot, slot_state
-from jaxctx.model.sharding import GROUP, KV, KV_POOL_AXES, kv_parts, logical_sharding
+from jaxctx.model.sharding import GROUP, KV, KV_POOL_AXES, in_rows, kv_parts, logical_sharding
 from jaxctx_kernels import (
     HeadRows,
     KernelChoice,
@@ -265,10 +266,13 @@ class CompiledModel:
         return StepShape(rows, min(rows, samples), metadata, mask_words, mask_windows, has_adapters)
 
     def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:
-        return self._struct(param.shape, param.dtype, None if self._mesh is None else param.sharding)
+        sharding = self.replicated if self._mesh is None else param.sharding
+        return self._struct(param.shape, param.dtype, in_rows(param.shape, self._model.vocab_size, sharding))
 
     def _int32(self, *shape: int) -> jax.ShapeDtypeStruct:
         return self._struct(shape, jnp.int32)
 
-    def _struct(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding | None = None) -> jax.ShapeDtypeStruct:
+    def _struct(
+        self, shape: tuple[int, ...], dtype: Any, sharding: Sharding | Format | None = None
+    ) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding or self.replicated)

@@ -4,16 +4,34 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy.typing as npt
+
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.config_reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Where a parameter is in a checkpoint: a whole tensor, or rows of one."""
+    """Where a parameter is in a checkpoint: a whole tensor, or rows of one; or some channels of experts' matrices."""
 
     tensor: str
     rows: tuple[int, int] | None = None  # from, to: of the first axis; None: all
+    inputs_first: bool = False  # its last two axes are inputs and outputs, and not outputs and inputs
+    channels: tuple[int, int] | None = None  # first, step: of the outputs, which are the second axis; None: all
+
+    def arrange(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What is read of the tensor, as the parameter has it."""
+        outputs_first = stored.swapaxes(-1, -2) if self.inputs_first else stored
+        if self.channels is None:
+            return outputs_first
+        first, step = self.channels
+        return outputs_first[:, first::step]
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The tensor's shape, of which the parameter's part has this one."""
+        if self.channels is not None:
+            shape = (shape[0], shape[1] * self.channels[1], *shape[2:])
+        return (*shape[:-2], shape[-1], shape[-2]) if self.inputs_first else shape
 
 
 PartsOf = Callable[[ModelConfig, str], tuple[TensorPart, ...]]

@@ -1,8 +1,10 @@
 """The projections of attention. What attends is an `AttentionBackend`."""
 
 import math
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float32
@@ -11,6 +13,15 @@ from jaxctx.model.config import ModelConfig
 from jaxctx.model.layers.linear import AdapterColumns, Create, Linear
 from jaxctx.model.layers.norm import RMSNorm
 from jaxctx.model.layers.rope import RopeCosSin, rotate
+
+
+class Projected(NamedTuple):
+    """What attention works on."""
+
+    q: Float32[Array, "rows heads head_dim"]
+    k: Float32[Array, "rows kv_heads head_dim"]
+    v: Float32[Array, "rows kv_heads head_dim"]
+    sinks: Float32[Array, " heads"] | None  # see `ModelConfig.attention_sinks`
 
 
 class Attention(nnx.Module):
@@ -27,6 +38,7 @@ class Attention(nnx.Module):
         self.k_proj = Linear(create, kv_heads, embed, bias=config.qkv_bias, adapters=config.adapters)
         self.v_proj = Linear(create, kv_heads, embed, bias=config.qkv_bias, adapters=config.adapters)
         self.o_proj = Linear(create, embed, heads, bias=config.out_bias, adapters=config.adapters)
+        self.sinks = nnx.Param(create((config.heads,), "bias"), axes=("heads",)) if config.attention_sinks else None
         self.q_norm = query_key_norm(create, config, heads)
         self.k_norm = query_key_norm(create, config, kv_heads)
         self.norm_over = config.query_key_norm
@@ -41,8 +53,8 @@ class Attention(nnx.Module):
         rotation: RopeCosSin | None,
         columns: AdapterColumns | None = None,
         mesh: Mesh | None = None,
-    ) -> tuple[jax.Array, ...]:
-        """Query, key and value, float32 `[rows, heads or kv_heads, head_dim]`.
+    ) -> Projected:
+        """Query, key and value.
 
         `rotation`: None in a layer without. `columns`: of the rows' adapters. `mesh`: parameters are split over it.
         """
@@ -54,7 +66,8 @@ class Attention(nnx.Module):
             q, k = self._normalize(q, k)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
-        return (q if self.query_scale == 1.0 else q * self.query_scale), k, v
+        q = q if self.query_scale == 1.0 else q * self.query_scale
+        return Projected(q, k, v, None if self.sinks is None else self.sinks[...].astype(jnp.float32))
 
     def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Over the last axis: of a head, or of all heads, whose squares XLA sums over the devices they are on."""

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float32
 
 from jaxctx.model.config import ModelConfig, NormPlacement
-from jaxctx.model.layers.attention import Attention
+from jaxctx.model.layers.attention import Attention, Projected
 from jaxctx.model.layers.experts import SparseFeedForward
 from jaxctx.model.layers.feed_forward import FeedForward
 from jaxctx.model.layers.linear import AdapterColumns, Create
@@ -36,7 +36,7 @@ class DecoderLayer(nnx.Module):
         rotation: RopeCosSin | None,
         mesh: Mesh | None = None,
         columns: AdapterColumns | None = None,
-    ) -> tuple[jax.Array, ...]:
+    ) -> Projected:
         """Query, key and value of the rows.
 
         `rotation`: None in a layer that rotates nothing. `mesh`: parameters are split over it. `columns`: of the rows'

@@ -1,5 +1,6 @@
 """The feed-forward block of a sparse layer: a router, and experts of which each row takes a few."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from jaxctx.model.config import Experts, ModelConfig
 from jaxctx.model.expert_products import ExpertWeights, feed_experts
-from jaxctx.model.layers.feed_forward import ACTIVATIONS, FeedForward
+from jaxctx.model.layers.feed_forward import FeedForward, clamped_gate, plain_gate
 from jaxctx.model.layers.linear import Create, Linear
 from jaxctx.model.products import QuantizedWeight, Weight, type_between_devices
 from jaxctx.model.sharding import EVERY_DEVICE, partition_spec
@@ -19,14 +20,19 @@ from jaxctx_kernels import KernelName
 
 
 class ExpertLinears(nnx.Module):
-    """A matrix for each expert. `weight` `[experts, out, in]`; `weight_scale` `[experts, out]` where it has 8 bits."""
+    """A matrix for each expert. `weight` `[experts, out, in]`; `weight_scale` `[experts, out]` where it has 8 bits;
+    `bias` `[experts, out]`.
+    """
 
-    def __init__(self, create: Create, experts: int, out: tuple[int, str], inside: tuple[int, str]) -> None:
+    def __init__(
+        self, create: Create, experts: int, out: tuple[int, str], inside: tuple[int, str], *, bias: bool
+    ) -> None:
         weight = create((experts, out[0], inside[0]), "matrix")
         quantized = weight if isinstance(weight, QuantizedWeight) else None
         axes = ("experts", out[1], inside[1])
         self.weight = nnx.Param(weight if quantized is None else quantized.values, axes=axes)
         self.weight_scale = None if quantized is None else nnx.Param(quantized.scale, axes=axes[:2])
+        self.bias = nnx.Param(create((experts, out[0]), "bias"), axes=axes[:2]) if bias else None
         self.matmul_dtype = "" if quantized is None else quantized.matmul_dtype
         self.axes = axes
 
@@ -43,16 +49,21 @@ class ExpertLinears(nnx.Module):
         scale: Any = partition_spec(self.axes[:2])
         return weight if self.weight_scale is None else QuantizedWeight(weight, scale, self.matmul_dtype)
 
+    def read_bias(self) -> jax.Array | None:
+        """The biases of all experts; None: they have none."""
+        return None if self.bias is None else self.bias[...]
+
 
 class ExpertBlocks(nnx.Module):
     """The experts of a layer, each a gated feed-forward block."""
 
     def __init__(self, create: Create, config: ModelConfig, experts: Experts) -> None:
         embed, ffn = (config.width, "embed"), (experts.ffn, "ffn")
-        self.gate_proj = ExpertLinears(create, experts.count, ffn, embed)
-        self.up_proj = ExpertLinears(create, experts.count, ffn, embed)
-        self.down_proj = ExpertLinears(create, experts.count, embed, ffn)
-        self.activation = config.activation
+        linears = partial(ExpertLinears, create, experts.count, bias=experts.has_bias)
+        self.gate_proj = linears(ffn, embed)
+        self.up_proj = linears(ffn, embed)
+        self.down_proj = linears(embed, ffn)
+        self.activation, self.clamped_gate = config.activation, experts.clamped_gate
 
     def __call__(
         self,
@@ -65,21 +76,33 @@ class ExpertBlocks(nnx.Module):
     ) -> Float32[Array, "rows embed"]:
         """See `expert_products.feed_experts`. On a mesh each device has a part of every expert, as of dense layers."""
         linears = self.gate_proj, self.up_proj, self.down_proj
-        weights = ExpertWeights(*(linear.read() for linear in linears))
-        activation = ACTIVATIONS[self.activation]
+        gate_weight, up_weight, down_weight = (linear.read() for linear in linears)
+        biases = [linear.read_bias() for linear in linears]
+        weights = ExpertWeights(gate_weight, up_weight, down_weight, *biases)
+        if self.clamped_gate is None:
+            gate = partial(plain_gate, self.activation)
+        else:
+            gate = partial(clamped_gate, self.clamped_gate)
         if mesh is None or mesh.size == 1:
-            return feed_experts(x, chosen, scores, weights, activation, padding, kernel)
+            return feed_experts(x, chosen, scores, weights, gate, padding, kernel)
         sent = type_between_devices(weights.down)
 
         def part(
             x: jax.Array, chosen: jax.Array, scores: jax.Array, padding: jax.Array | None, weights: ExpertWeights
         ) -> jax.Array:
-            fed = feed_experts(x, chosen, scores, weights, activation, padding, kernel)
+            if weights.down_bias is not None:  # of the sum over devices, and so of one of them
+                is_first = lax.axis_index(EVERY_DEVICE) == 0
+                weights = weights._replace(down_bias=jnp.where(is_first, weights.down_bias, 0))
+            fed = feed_experts(x, chosen, scores, weights, gate, padding, kernel)
             summed: jax.Array = lax.psum(fed.astype(sent), EVERY_DEVICE)
             return summed.astype(jnp.float32)
 
         whole = PartitionSpec()
         split: Any = [linear.split() for linear in linears]
+        split += [
+            None if bias is None else partition_spec(linear.axes[:2])
+            for linear, bias in zip(linears, biases, strict=True)
+        ]
         in_specs = (whole, whole, whole, whole, ExpertWeights(*split))
         # As of attention: the kernels say nothing of what varies over devices.
         sharded = jax.shard_map(part, mesh=mesh, in_specs=in_specs, out_specs=whole, check_vma=False)
@@ -92,7 +115,7 @@ class SparseFeedForward(nnx.Module):
 
     def __init__(self, create: Create, config: ModelConfig, experts: Experts) -> None:
         embed = (config.width, "embed")
-        self.gate = Linear(create, (experts.count, "experts"), embed, bias=False, kind="embedding")
+        self.gate = Linear(create, (experts.count, "experts"), embed, bias=experts.has_bias, kind="embedding")
         self.experts = ExpertBlocks(create, config, experts)
         shared = experts.shared_ffn > 0
         self.shared_expert = FeedForward(create, config, experts.shared_ffn) if shared else None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from jaxctx.model.config_reader import Reader, shown
 from jaxctx.model.quantization.compressed import read_compressed
 from jaxctx.model.quantization.float8 import read_float8
+from jaxctx.model.quantization.mxfp4 import read_mxfp4
 from jaxctx.model.quantization.packed_methods import read_awq, read_gptq
 from jaxctx.model.quantization.scheme import Quantization, WeightScheme
 
@@ -23,6 +24,7 @@ METHODS: Mapping[str, Callable[[Reader], tuple[WeightScheme, ...]]] = {
     "fp8": read_float8,
     "awq": read_awq,
     "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
 }
 """By `quant_method`."""
 

@@ -16,7 +16,7 @@ class WeightScheme:
     """
 
     layout: Layout
-    dtype: str  # of a value: "int4", "int8", "float8_e4m3fn"
+    dtype: str  # of a value: "int4", "int8", "float8_e4m3fn", "float4_e2m1"
     block: tuple[int, int]
     scale_names: tuple[str, ...]  # of the tensor with the scales, one of them; behind the module's name
     has_zeros: bool = False  # what is subtracted from a value before it is scaled, one for each scale
@@ -26,7 +26,7 @@ class WeightScheme:
     @property
     def bits(self) -> int:
         """Of a value."""
-        return 4 if self.dtype == "int4" else 8
+        return 4 if self.dtype in ("int4", "float4_e2m1") else 8
 
     @property
     def is_kept(self) -> bool:

@@ -106,7 +106,7 @@ def read_in_order(
 ) -> Iterator[tuple[str, HostArray]]:
     """Each parameter, file by file; of several parts, stacked."""
     for name in sorted(parts, key=lambda name: tensors[parts[name][0].tensor].file):
-        arrays = [read_part(part) for part in parts[name]]
+        arrays = [part.arrange(read_part(part)) for part in parts[name]]
         yield name, arrays[0] if len(arrays) == 1 else np.stack(arrays)
 
 

@@ -28,6 +28,8 @@ from jaxctx.model.functional import (
     scale_beside,
 )
 from jaxctx.model.quantization.config import read_quantization
+from jaxctx.model.quantization.mxfp4 import SCHEME as MXFP4
+from jaxctx.model.quantization.scheme import WeightScheme
 from jaxctx.model.registry import FAMILIES, from_hf
 from jaxctx.model.sharding import check_divisible, parameter_sharding, put, put_parameter
 from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
@@ -113,7 +115,7 @@ def load_model(
     for spec, data in read_cast(source, model, progress):
         digests[spec.name] = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(data).view(np.uint8).data)
         held = data.view(EIGHT_BITS.get(spec.dtype, data.dtype))
-        placed = put(held, None) if mesh is None else put_parameter(held, spec.axes, model.config, mesh)
+        placed = put_parameter(held, spec.axes, model.config, mesh)
         arrays[spec.name] = placed.block_until_ready()  # so that the host's copy can go before the next one comes
     for spec in model.specs:
         if spec.is_of_adapters:
@@ -425,8 +427,11 @@ def _check_memory(source: WeightSource, model: DecoderModel) -> None:
 
 def _widened(source: WeightSource, model: DecoderModel) -> str:
     """See `LoadedModel.widened`."""
-    found = source.dequantised if isinstance(source, QuantizedSource) else ()
-    schemes = list(dict.fromkeys(matrix.scheme for matrix in found))
+    found: list[WeightScheme] = []
+    if isinstance(source, QuantizedSource):
+        found += [matrix.scheme for matrix in source.dequantised]
+        found += [MXFP4 for experts in source.dequantised_experts.values() for _ in range(experts.shape[0])]
+    schemes = list(dict.fromkeys(found))
     if not schemes:
         return ""
     stored = " and ".join(scheme.describe() for scheme in schemes)

@@ -1,4 +1,4 @@
-"""Where the parameters of a model are in a checkpoint: whole tensors, rows of a tensor, or several tensors stacked."""
+"""Where the parameters of a model are in a checkpoint: whole tensors, parts of a tensor, or several tensors stacked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,5 +47,6 @@ def expected_tensors(model: DecoderModel, parts: PartsByName) -> dict[str, Expec
             known = expected.get(part.tensor)
             rows = shape[0] if part.rows is None else part.rows[1]
             rows = rows if known is None else max(rows, known.shape[0])
-            expected[part.tensor] = ExpectedTensor((rows, *shape[1:]), spec if known is None else known.spec)
+            stored = part.stored_shape((rows, *shape[1:]))
+            expected[part.tensor] = ExpectedTensor(stored, spec if known is None else known.spec)
     return expected

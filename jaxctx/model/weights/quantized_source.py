@@ -3,11 +3,12 @@
 X.weight of 8 bits, a scale for each output channel ──▶ X.weight of 8 bits, X.weight_scale [out]
 4 bits that a kernel multiplies                     ──▶ X.weight codes, X.weight_scale [out, groups, 1 or 2]
 anything else in fewer bits                         ──▶ X.weight float32
+experts in MXFP4                                    ──▶ X bfloat16
 scales of activations and of KV                     ──▶ nothing
 the rest                                            ──▶ itself
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from jaxctx.model.quantization.matrix import (
     read_matrix,
     read_scales,
 )
+from jaxctx.model.quantization.mxfp4 import find_experts, read_experts
 from jaxctx.model.quantization.scheme import Quantization
 from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
 from jaxctx.model.weights.formats import CONFIG, HostArray, OrbaxSource, SafetensorsSource, open_source, read_in_order
@@ -108,6 +110,8 @@ class QuantizedSource:
         self.file = stored.file
         self.dequantised: list[StoredMatrix] = []
         """The matrices that become wide."""
+        self.dequantised_experts = {experts.name: experts for experts in find_experts(stored.tensors)}
+        """The experts that do, by the name of their tensor as it is shown."""
         self.why_wide: list[str] = []
         """Why those of 4 bits do, each reason once."""
         self.int4: Int4Form | None = None
@@ -115,7 +119,7 @@ class QuantizedSource:
         self._shown: dict[str, Shown] = {}
         self.quantized = self._shown.keys()
         """Tensors of few bits as they are shown, scales too."""
-        hidden: set[str] = set()
+        hidden: set[str] = set().union(*(experts.tensors for experts in self.dequantised_experts.values()))
         with stored.opened() as read_part:
 
             def read(name: str) -> HostArray:
@@ -129,9 +133,11 @@ class QuantizedSource:
                     self._show_eight_bits(matrix)
                 elif int4 is None or not self._show_int4(matrix, int4, read):
                     self._show_wide(matrix)
-        self.tensors: Mapping[str, StoredTensor] = {
+        self.tensors: dict[str, StoredTensor] = {
             name: tensor for name, tensor in stored.tensors.items() if name not in hidden and not name.endswith(OF_KV)
-        } | {name: shown.tensor for name, shown in self._shown.items()}
+        }
+        self.tensors |= {name: shown.tensor for name, shown in self._shown.items()}
+        self.tensors |= {name: experts.shown for name, experts in self.dequantised_experts.items()}
 
     def _show_wide(self, matrix: StoredMatrix) -> None:
         self.dequantised.append(matrix)
@@ -162,13 +168,23 @@ class QuantizedSource:
 
     def read(self, parts: PartsByName) -> Iterator[tuple[str, HostArray]]:
         """As of `SafetensorsSource`. Raises CheckpointError also for scales that are not finite."""
+        latest: dict[str, HostArray] = {}  # of experts: one that several parameters are parts of, one after the other
         with self._stored.opened() as read_part:
 
             def read_shown(part: TensorPart) -> HostArray:
-                shown = self._shown.get(part.tensor)
-                if shown is None:
+                def read_whole(name: str) -> HostArray:
+                    return read_part(TensorPart(name))
+
+                shown, experts = self._shown.get(part.tensor), self.dequantised_experts.get(part.tensor)
+                if experts is not None:
+                    if part.tensor not in latest:
+                        latest.clear()
+                        latest[part.tensor] = read_experts(experts, read_whole)
+                    whole = latest[part.tensor]
+                elif shown is not None:
+                    whole = shown.make(shown.matrix, read_whole)
+                else:
                     return read_part(part)
-                whole = shown.make(shown.matrix, lambda name: read_part(TensorPart(name)))
                 return whole if part.rows is None else whole[slice(*part.rows)]
 
             yield from read_in_order(self.tensors, parts, read_shown)

@@ -51,8 +51,8 @@ async def filled(engine: LocalEngine, *parts: list[int], salt: str = "") -> str:
 
 # What each family computes is tested without an engine too, in tests/jaxctx/model/test_goldens.py.
 QUICK = "qwen3_gqa1_narrow_heads_tied"
-# What an engine does otherwise for some: windows, of some layers alone, and experts.
-OF_EACH_KIND = {"gemma3_gqa4_tied", "qwen3moe_every_other_layer_tied"}
+# What an engine does otherwise for some: windows, of some layers alone, experts, and sinks.
+OF_EACH_KIND = {"gemma3_gqa4_tied", "gptoss_gqa4_yarn", "qwen3moe_every_other_layer_tied"}
 
 
 def golden_models(often: Set[str]) -> pytest.MarkDecorator:

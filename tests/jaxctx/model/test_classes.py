@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxctx.model.config import Experts, RopeConfig
+from jaxctx.model.config import ClampedGate, Experts, RopeConfig
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.layers import rope
 from jaxctx.model.registry import FAMILIES, from_hf
@@ -23,13 +23,15 @@ REFUSED = [golden for golden in CLASSES if golden["built"] is None]
 # transformers' own checks refuse these, though the class would go on to give them the meaning that they have here.
 UNDERSTOOD = {
     f"{family}: num_key_value_heads null"
-    for family in ("Gemma", "Gemma2", "Gemma3", "Mistral", "Mixtral", "Qwen2Moe", "Qwen3Moe")
+    for family in ("Gemma", "Gemma2", "Gemma3", "GptOss", "Mistral", "Mixtral", "Qwen2Moe", "Qwen3Moe")
 } | {
     f"{family}: head_dim null"
     for family in ("Granite", "Olmo2", "Olmo3", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3Moe", "SmolLM3")
 }
 # transformers 5.23 takes the base of the file for some layers, and another one for the others.
 AMBIGUOUS = {"Olmo3: without rope_parameters", "Olmo3: rope_parameters null"}
+# Where the file says nothing of RoPE, the class has a YaRN that takes more tokens than these files say.
+YARN_OF_CLASS = {"GptOss: without rope_scaling", "GptOss: rope_scaling null"}
 
 
 def by_name(goldens):
@@ -59,12 +61,16 @@ def test_a_configuration_means_what_transformers_builds(golden):
     frequencies, rope_factor, windows, rotates, positions, scale = (built.pop(key) for key in keys)
     built |= {"eos_token_ids": tuple(built["eos_token_ids"])}
     if experts := built.get("experts"):
-        built["experts"] = Experts(**experts | {"dense_layers": tuple(experts["dense_layers"])})
+        experts = experts | {"dense_layers": tuple(experts["dense_layers"])}
+        if "clamped_gate" in experts:  # gpt-oss
+            experts |= {"clamped_gate": ClampedGate(*experts["clamped_gate"]), "has_bias": True}
+        built["experts"] = Experts(**experts)
     assert {key: getattr(config, key) for key in built} == built
     layers = [config.attention_of(layer) for layer in range(config.layers)]
     first = next(each.rope for each in layers if each.rope is not None)
     np.testing.assert_allclose(rope.inverse_frequencies(first, config.head_dim), frequencies, rtol=1e-6)
     assert first.attention_factor == pytest.approx(rope_factor, rel=1e-12)
+    positions = 131072 if golden["name"] in YARN_OF_CLASS else positions
     assert [each.window for each in layers] == [None if w is not None and w >= positions else w for w in windows]
     assert [each.rope is not None for each in layers] == rotates
     assert (config.declared_positions or config.max_positions) == positions * (2 if "dynamic" in golden["name"] else 1)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxctx.model import expert_products
+from jaxctx.model.config import ClampedGate
 from jaxctx.model.expert_products import (
     ExpertWeights,
     bfloat16_arrays,
@@ -27,6 +28,7 @@ from jaxctx.model.expert_products import (
     sum_by_row,
 )
 from jaxctx.model.functional import EIGHT_BITS
+from jaxctx.model.layers.feed_forward import clamped_gate, plain_gate
 from jaxctx.model.products import SUMS_ARE_FAST, TAKES_BITS, QuantizedWeight
 from jaxctx.model.weights.quantize import quantize
 
@@ -38,13 +40,22 @@ CHOICES = {
     "two experts have none": lambda rng, rows: np.argsort(rng.random((rows, 3)))[:, :TAKEN] + 1,
 }
 by_choice = pytest.mark.parametrize("choice", CHOICES)
+by_kind = pytest.mark.parametrize("is_clamped", [False, True], ids=["plain", "clamped and with biases"])
+SILU = partial(plain_gate, "silu")
+CLAMPED = ClampedGate(slope=1.7, limit=0.8)  # several of the products are beyond
 
 
 class Case:
     """Rows, what they chose, and weights; `meant` is what the weights stand for."""
 
     def __init__(
-        self, rows: int, choice: str, dtype: str = "float32", weights: str | None = None, matmul: str = "float32"
+        self,
+        rows: int,
+        choice: str,
+        dtype: str = "float32",
+        weights: str | None = None,
+        matmul: str = "float32",
+        is_clamped: bool = False,
     ) -> None:
         rng = np.random.default_rng(rows)
         self.x = jnp.asarray(rng.normal(size=(rows, WIDTH)), jnp.float32)
@@ -60,7 +71,12 @@ class Case:
             self.meant = [v.astype(np.float64) * s.astype(np.float64)[..., None] for v, s in quantized]
             held = [(jnp.asarray(v.view(EIGHT_BITS[weights])), jnp.asarray(s)) for v, s in quantized]
             made = [QuantizedWeight(values, scale, matmul) for values, scale in held]
-        self.weights = ExpertWeights(*made)
+        self.is_clamped = is_clamped
+        self.gate = partial(clamped_gate, CLAMPED) if is_clamped else SILU
+        self.biases = [rng.normal(size=shape[:2]).astype(np.float32) * is_clamped for shape in shapes]
+        self.weights = ExpertWeights(*made, *(jnp.asarray(each, dtype) if is_clamped else None for each in self.biases))
+        if is_clamped:
+            self.biases = [np.asarray(each, np.float64) for each in self.weights[3:]]
 
     def want(self) -> np.ndarray:
         """In float64: `[rows, WIDTH]`."""
@@ -69,12 +85,16 @@ class Case:
         out = np.zeros_like(x)
         for row, n in np.ndindex(chosen.shape):
             expert = int(chosen[row, n])
-            before = gate[expert] @ x[row]
-            out[row] += scores[row, n] * (down[expert] @ (before / (1 + np.exp(-before)) * (up[expert] @ x[row])))
+            of_gate, of_up, of_down = (bias[expert] for bias in self.biases)
+            gated, beside = gate[expert] @ x[row] + of_gate, up[expert] @ x[row] + of_up
+            if self.is_clamped:
+                gated, beside = np.minimum(gated, CLAMPED.limit), np.clip(beside, -CLAMPED.limit, CLAMPED.limit) + 1
+            gated = gated / (1 + np.exp(-gated * (CLAMPED.slope if self.is_clamped else 1))) * beside
+            out[row] += scores[row, n] * (down[expert] @ gated + of_down)
         return out
 
     def feed(self, padding: jax.Array | None = None) -> jax.Array:
-        fed = jax.jit(lambda *given: feed_experts(*given, jax.nn.silu, padding))
+        fed = jax.jit(lambda *given: feed_experts(*given, self.gate, padding))
         return fed(self.x, self.chosen, self.scores, self.weights)
 
     def feed_as(self, feed) -> jax.Array:
@@ -94,9 +114,10 @@ def assert_near(got, want, tolerance):
 
 
 @by_choice
+@by_kind
 @pytest.mark.parametrize("rows", [1, 4, 9, 40, 130])
-def test_no_row_is_left_out_and_none_is_mixed_up(rows: int, choice: str) -> None:
-    case = Case(rows, choice)
+def test_no_row_is_left_out_and_none_is_mixed_up(rows: int, choice: str, is_clamped: bool) -> None:
+    case = Case(rows, choice, is_clamped=is_clamped)
     assert_near(case.feed(), case.want(), 1e-5)
 
 
@@ -117,7 +138,7 @@ def test_weights_of_bfloat16(monkeypatch: pytest.MonkeyPatch, rows: int, choice:
 )
 def test_weights_of_8_bits(rows: int, weights: str, matmul: str, tolerance: float) -> None:
     """They have a scale for each expert and output channel."""
-    case = Case(rows, "spread", weights=weights, matmul=matmul)
+    case = Case(rows, "spread", weights=weights, matmul=matmul, is_clamped=rows == 9)
     assert_near(case.feed(), case.want(), tolerance)
 
 
@@ -126,30 +147,34 @@ def test_weights_of_8_bits(rows: int, weights: str, matmul: str, tolerance: floa
 def test_tiles_of_any_size(monkeypatch: pytest.MonkeyPatch, choice: str, tile: int) -> None:
     """Also where the weights of an expert are taken in several blocks."""
     monkeypatch.setattr("jaxctx.model.products.BLOCK_ELEMENTS", 64 * WIDTH)
-    case = Case(40, choice)
+    case = Case(40, choice, is_clamped=tile == 4)
     for project in (project_on_cpu, project_one):
-        feed = partial(feed_in_tiles, activation=jax.nn.silu, tile=tile, project=project)
+        feed = partial(feed_in_tiles, gate=case.gate, tile=tile, project=project)
         assert_near(case.feed_as(feed), case.want(), 1e-5)
 
 
 @by_choice
+@by_kind
 @pytest.mark.parametrize("weights", [None, *EIGHT_BITS])
-def test_sums_of_a_gpu(weights: str | None, choice: str) -> None:
-    case = Case(9, choice, weights=weights)
-    assert_near(case.feed_as(partial(feed_in_sums, activation=jax.nn.silu)), case.want(), 1e-5)
+def test_sums_of_a_gpu(weights: str | None, choice: str, is_clamped: bool) -> None:
+    case = Case(9, choice, weights=weights, is_clamped=is_clamped)
+    assert_near(case.feed_as(partial(feed_in_sums, gate=case.gate)), case.want(), 1e-5)
 
 
 @by_choice
+@by_kind
 @pytest.mark.parametrize("rows", [3, 70])
-def test_the_grouped_product_of_a_tpu(monkeypatch: pytest.MonkeyPatch, rows: int, choice: str) -> None:
+def test_the_grouped_product_of_a_tpu(
+    monkeypatch: pytest.MonkeyPatch, rows: int, choice: str, is_clamped: bool
+) -> None:
     """As an interpreter computes it. The parts are such that no axis divides into them evenly."""
     module = import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
     monkeypatch.setattr(module, "gmm", partial(module.gmm, interpret=True))
     monkeypatch.setattr(expert_products, "TPU_ROWS", 32)
-    case = Case(rows, choice, "bfloat16")
+    case = Case(rows, choice, "bfloat16", is_clamped=is_clamped)
 
     def feed(x, pairs, weights):
-        return feed_by_kernel(x, pairs, list(weights), jax.nn.silu, multiply_on_tpu)
+        return feed_by_kernel(x, pairs, weights, case.gate, multiply_on_tpu)
 
     assert_near(case.feed_as(feed), case.want(), 0.02)
 
@@ -162,14 +187,14 @@ def test_the_grouped_product_of_a_gpu(rows: int, choice: str) -> None:
     """As an interpreter computes it, with rows of padding behind the others, which belong to no expert."""
     from jax.experimental.pallas import mosaic_gpu
 
-    case = Case(rows, choice, "bfloat16")
+    case = Case(rows, choice, "bfloat16", is_clamped=rows == 70)
     padding = jnp.arange(rows) == rows - 1
     pairs = sort_pairs(case.chosen, EXPERTS, padding)
-    arrays = bfloat16_arrays(padded_to_blocks(case.weights))
-    assert fits_hopper(arrays)
+    weights = padded_to_blocks(case.weights)
+    assert fits_hopper(bfloat16_arrays(weights))
     assert not fits_hopper(bfloat16_arrays(case.weights))
     with mosaic_gpu.force_gpu_interpret_mode(mosaic_gpu.InterpretGPUParams()):
-        fed = feed_by_kernel(case.x, pairs, arrays, jax.nn.silu, multiply_on_hopper)
+        fed = feed_by_kernel(case.x, pairs, weights, case.gate, multiply_on_hopper)
     got = sum_by_row(fed, pairs, case.scores)[:-1]
     assert_near(got, case.want()[:-1], 0.02)
 
@@ -178,7 +203,11 @@ def padded_to_blocks(weights: ExpertWeights) -> ExpertWeights:
     """The same function, of feed-forward blocks with zeros for a whole number of blocks."""
     more = -FFN % 64
     into, back = ((0, 0), (0, more), (0, 0)), ((0, 0), (0, 0), (0, more))
-    return ExpertWeights(jnp.pad(weights.gate, into), jnp.pad(weights.up, into), jnp.pad(weights.down, back))
+    gate_bias, up_bias = (
+        None if bias is None else jnp.pad(bias, ((0, 0), (0, more))) for bias in (weights.gate_bias, weights.up_bias)
+    )
+    gate, up, down = jnp.pad(weights.gate, into), jnp.pad(weights.up, into), jnp.pad(weights.down, back)
+    return ExpertWeights(gate, up, down, gate_bias, up_bias, weights.down_bias)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +266,6 @@ def test_a_cpu_copies_no_weights_for_a_row_alone() -> None:
     weights = ExpertWeights(*(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes))
     x, scores = jax.ShapeDtypeStruct((1, width), jnp.float32), jax.ShapeDtypeStruct((1, 2), jnp.float32)
     chosen = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-    run = jax.jit(lambda *given: feed_experts(*given, jax.nn.silu))
+    run = jax.jit(lambda *given: feed_experts(*given, SILU))
     found = run.lower(x, chosen, scores, weights).compile().memory_analysis()
     assert found.temp_size_in_bytes < width * ffn * 2 // 5

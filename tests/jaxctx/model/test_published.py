@@ -3,7 +3,7 @@
 import pytest
 from published_models import PUBLISHED
 
-from jaxctx.model.config import RopeConfig, RopeScaling
+from jaxctx.model.config import ClampedGate, Experts, RopeConfig, RopeScaling
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.registry import FAMILIES, from_hf
 
@@ -39,6 +39,8 @@ READ = {
     "Llama 2 7B": (32, 32, 32, 128, 4096),
     "Llama 3.1 70B": (80, 64, 8, 128, 131072),
     "Mixtral 8x7B": (32, 32, 8, 128, 32768),
+    "gpt-oss 20B": (24, 64, 8, 64, 131072),
+    "gpt-oss 120B": (36, 64, 8, 64, 131072),
     "Qwen1.5 MoE A2.7B": (24, 16, 16, 128, 8192),
     "Qwen3 0.6B": (28, 16, 8, 128, 40960),
     "Qwen3 30B A3B": (48, 32, 4, 128, 40960),
@@ -80,6 +82,11 @@ def test_what_is_special_about_published_models():
     assert read("Phi-4 mini").attention_of(0).rope.rotated == 96
     assert read("Phi-4 mini").for_contexts_of(100_000).max_positions == 131072
     assert read("Granite 3.1 8B Instruct").logits_scale == 1 / 16
+    assert [read("gpt-oss 20B").attention_of(layer).window for layer in range(3)] == [128, None, 128]
+    assert read("gpt-oss 20B").attention_of(0).rope == read("gpt-oss 20B").attention_of(1).rope
+    assert read("gpt-oss 120B").experts == Experts(
+        count=128, per_token=4, ffn=2880, normalised=True, has_bias=True, clamped_gate=ClampedGate(1.702, 7.0)
+    )
     assert read("Qwen2.5 7B Instruct 1M").declared_positions == 1010000
     embedding = read("DeepSeek R1 0528 Qwen3 8B").attention_of(0).rope  # whose makers mean that nothing is scaled
     assert embedding is not None
@@ -90,8 +97,8 @@ def test_what_is_special_about_published_models():
     ("raw", "message"),
     [
         (
-            {"architectures": ["GptOssForCausalLM"]},
-            r"architectures: 'GptOssForCausalLM' is not supported: attention sin",
+            {"architectures": ["DeepseekV3ForCausalLM"]},
+            r"architectures: 'DeepseekV3ForCausalLM' is not supported: multi-head latent atten",
         ),
         (
             {"architectures": ["InternLM2ForCausalLM"]},

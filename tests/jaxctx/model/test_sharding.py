@@ -1,23 +1,30 @@
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Layout
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import Experts, ModelConfig
-from jaxctx.model.sharding import KV_POOL_AXES, logical_sharding, make_mesh, mesh_shape
+from jaxctx.model.registry import from_hf
+from jaxctx.model.sharding import KV_POOL_AXES, in_rows, logical_sharding, make_mesh, mesh_shape
 from jaxctx.model.weights import load_model
 from scripts.checkpoints import init_random, write_random
 from scripts.dense import DenseCausal
 from tests.engines import shard
+
+GOLDENS = Path(__file__).parents[2] / "goldens"
 
 Q_PROJ, K_PROJ, O_PROJ = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qko")
 Q_NORM = "model.layers.0.self_attn.q_norm.weight"
@@ -209,6 +216,35 @@ def test_each_device_has_a_part_of_every_expert(tiny, dense_logits, tensor, weig
     np.testing.assert_allclose(dense_logits(model, split, tokens, mesh), alone, rtol=1e-4, atol=1e-5)
     if weights_dtype is None:  # XLA alone splits
         np.testing.assert_allclose(dense_logits(model, split, tokens), alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tensor", [4, pytest.param(2, marks=pytest.mark.campaign)])
+def test_biases_of_experts_and_sinks_are_split(tmp_path, dense_logits, tensor):
+    """On four devices query heads are in another order; a bias of what is summed over devices counts once."""
+    raw = json.loads(str(np.load(GOLDENS / "gptoss_gqa4_yarn.npz")["config"]))
+    write_random(tmp_path, raw, seed=3)
+    whole, mesh = load_model(tmp_path), make_mesh(from_hf(raw), tensor=tensor)
+    split = load_model(tmp_path, mesh=mesh)
+    specs = [spec.name for spec in whole.model.specs]
+    parts = {name: array.addressable_shards[0].data.shape for name, array in zip(specs, split.params, strict=True)}
+    assert parts["model.layers.0.self_attn.sinks"] == (8 // tensor,)
+    assert parts["model.layers.0.mlp.experts.gate_proj.bias"] == (6, 160 // tensor)
+    assert parts["model.layers.0.mlp.experts.down_proj.bias"] == (6, 64)
+    tokens = np.arange(80).reshape(2, 40)
+    alone = dense_logits(whole.model, whole.params, tokens)
+    np.testing.assert_allclose(dense_logits(split.model, split.params, tokens, mesh), alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize(
+    ("shape", "is_told"), [((512, 2880), True), ((512, 2944), False), ((513, 2880), False), ((512,), False)]
+)
+def test_rows_of_an_embedding_lie_in_one_piece_on_a_tpu(monkeypatch, platform, shape, is_told):
+    """Where the TPU's own choice may be columns, as of gpt-oss; each step would copy the whole."""
+    monkeypatch.setattr("jaxctx.model.sharding.Format", lambda layout, sharding: (layout, sharding))
+    sharding = SimpleNamespace(device_set=[SimpleNamespace(platform=platform)])
+    place = in_rows(shape, 512, sharding)
+    assert place == ((Layout((0, 1)), sharding) if is_told and platform == "tpu" else sharding)
 
 
 def test_what_experts_make_is_summed_in_bfloat16_once_a_layer(tiny, dense_logits):

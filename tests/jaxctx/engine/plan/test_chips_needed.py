@@ -27,6 +27,8 @@ PARAMETERS = {  # as the makers or the files on the hub count them
     "Mixtral 8x7B": 46_702_792_704,
     "Qwen2.5 7B Instruct": 7_615_616_512,
     "Qwen1.5 MoE A2.7B": 14_315_784_192,
+    "gpt-oss 20B": 20_914_757_184,
+    "gpt-oss 120B": 116_829_156_672,
     "Qwen3 30B A3B": 30_532_122_624,
     "Phi-3 mini 4k": 3_821_079_552,
     "Gemma 2 27B": 27_227_128_320,

@@ -32,7 +32,6 @@ def test_without_one_there_is_none():
     "method",
     [
         "bitsandbytes",
-        "mxfp4",
         "hqq",
         "quanto",
         "aqlm",

@@ -69,6 +69,37 @@ def test_experts_are_stacked_from_their_tensors(of_experts, tmp_path, weights_dt
     assert load_model(tmp_path / "orbax").revision == loaded.revision
 
 
+@pytest.mark.parametrize("weights_dtype", [None, "int8"])
+def test_experts_are_read_from_tensors_of_gate_and_up_in_turn(tmp_path, weights_dtype):
+    """As gpt-oss has them, with the inputs first. A conversion keeps the same model."""
+    config = json.loads(str(np.load(GOLDENS / "gptoss_gqa4_yarn.npz")["config"]))
+    write_random(tmp_path / "published", config, seed=1, shards=3)
+    files = (tmp_path / "published").glob("*.safetensors")
+    stored = {name: array for file in files for name, array in load_file(file).items()}
+    loaded = load_model(tmp_path / "published", weights_dtype=weights_dtype)
+    arrays = {spec.name: np.asarray(a) for spec, a in zip(loaded.model.specs, loaded.params, strict=True)}
+    layer = "model.layers.1"
+    of_gate_and_up = stored[f"{layer}.mlp.experts.gate_up_proj"].swapaxes(1, 2)
+    wanted = {
+        "gate_proj": (of_gate_and_up[:, ::2], stored[f"{layer}.mlp.experts.gate_up_proj_bias"][:, ::2]),
+        "up_proj": (of_gate_and_up[:, 1::2], stored[f"{layer}.mlp.experts.gate_up_proj_bias"][:, 1::2]),
+        "down_proj": (
+            stored[f"{layer}.mlp.experts.down_proj"].swapaxes(1, 2),
+            stored[f"{layer}.mlp.experts.down_proj_bias"],
+        ),
+    }
+    for name, (weight, bias) in wanted.items():
+        np.testing.assert_array_equal(arrays[f"{layer}.mlp.experts.{name}.bias"], bias)
+        if weights_dtype is not None:
+            weight, scale = quantize(weight, weights_dtype)
+            np.testing.assert_array_equal(arrays[f"{layer}.mlp.experts.{name}.weight_scale"], scale)
+        np.testing.assert_array_equal(arrays[f"{layer}.mlp.experts.{name}.weight"], weight)
+    np.testing.assert_array_equal(arrays[f"{layer}.mlp.gate.bias"], stored[f"{layer}.mlp.router.bias"])
+    np.testing.assert_array_equal(arrays[f"{layer}.self_attn.sinks"], stored[f"{layer}.self_attn.sinks"])
+    convert(tmp_path / "published", tmp_path / "orbax", weights_dtype=weights_dtype)
+    assert load_model(tmp_path / "orbax").revision == loaded.revision
+
+
 def test_an_expert_that_is_missing_or_of_another_shape_is_named(tmp_path):
     config = json.loads(str(np.load(GOLDENS / "mixtral_8_experts.npz")["config"]))
     write_random(tmp_path, config, seed=1)
