@@ -159,8 +159,8 @@ def project_and_sum(
 
     places_of_adapters = None if adapters is None else (split, whole, whole)
     in_specs = (split, place, places_of_adapters)
-    checked = not isinstance(weight, Int4Weight)  # kernels say nothing of what varies over devices
-    summed: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=in_specs, out_specs=whole, check_vma=checked)(
+    # As of attention: kernels say nothing of what varies over devices, nor do loops over blocks of a weight.
+    summed: jax.Array = jax.shard_map(part, mesh=mesh, in_specs=in_specs, out_specs=whole, check_vma=False)(
         x, weight, None if adapters is None else tuple(adapters)
     )
     return summed

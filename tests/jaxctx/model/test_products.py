@@ -193,3 +193,24 @@ def test_devices_round_their_part_of_a_row_to_int8() -> None:
     summed = jax.jit(lambda x, weight: project_and_sum(x, weight, mesh))(x, weight)
     exact = np.asarray(x, np.float64) @ meant.T
     assert np.linalg.norm(summed - exact) < 0.02 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16 of many rows", "int8 of few rows"])
+def test_weights_that_are_taken_in_blocks_are_summed_over_devices(monkeypatch, kind):
+    """Their loop is traced for every kind of device, wherever the step runs."""
+    monkeypatch.setattr(products, "BLOCK_ELEMENTS", 64 * 64)
+    monkeypatch.setattr(products, "WIDENS_BFLOAT16", not products.TAKES_BITS)
+    mesh = jax.make_mesh((1, 2), ("kv", "group"), axis_types=(AxisType.Auto,) * 2)
+    rng = np.random.default_rng(0)
+    wide = rng.normal(size=(192, 128)).astype(np.float32)
+    if kind.startswith("int8"):
+        values, scale = quantize(wide, "int8")
+        weight, rows = QuantizedWeight(jnp.asarray(values), jnp.asarray(scale), "float32"), 9
+    else:
+        weight, rows = jnp.asarray(wide, jnp.bfloat16), products.MANY_ROWS
+    x = jnp.asarray(rng.normal(size=(rows, 128)), jnp.float32)
+    traced = jax.jit(lambda x, weight: project_and_sum(x, weight, mesh)).trace(x, weight)
+    assert "while" in str(traced.jaxpr) or "scan" in str(traced.jaxpr) or products.TAKES_BITS
+    summed = traced.lower().compile()(x, weight)
+    alone = np.asarray(project(x, weight))
+    np.testing.assert_allclose(summed, alone, rtol=0.02, atol=0.02 * np.abs(alone).max())
