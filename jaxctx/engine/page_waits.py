@@ -28,6 +28,7 @@ class PageWaits:
         self._turns = TenantTurns(joined=self._begin, unused=lambda _: self._end_turn(0.0))
         self._has_turn = False  # one that asks now, or is about to
         self._next_turn: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of these
 
     async def ask(
         self, tenant: str, question: Callable[[], Awaitable[tuple[T | None, float]]], give_up_at: float | None
@@ -58,6 +59,9 @@ class PageWaits:
         return True
 
     def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # an engine may outlive one, with all who waited on it
+            self._loop, self._next_turn, self._has_turn = loop, None, False
         if self._next_turn is None and not self._has_turn:
             self._give_turn_after(RETRY_S)
 

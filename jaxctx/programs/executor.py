@@ -235,12 +235,16 @@ class Executor:
         """
         unclosed = self._unclosed[engine]
         try:
-            for pause_s in CLOSE_AGAIN_S:
+            pauses = iter(CLOSE_AGAIN_S)
+            while unclosed and (pause_s := next(pauses, None)) is not None:
+                count, closed = len(unclosed), 0
                 await asyncio.sleep(pause_s)
                 while unclosed and await self._closed(engine, *unclosed[0]):
                     unclosed.popleft()
-                if not unclosed:
-                    return
+                    closed += 1
+                unclosed.rotate(-1)  # so that one which always fails holds up no others
+                if closed or len(unclosed) > count - closed:  # it answers; or there are more, with as long a time
+                    pauses = iter(CLOSE_AGAIN_S)
         finally:
             del self._unclosed[engine]
 

@@ -119,7 +119,6 @@ def run_command(command: "Command") -> int:
 
 def serve(config: "ServeConfig") -> int:
     """Serve until a signal stops the server."""
-    gc.disable()  # until `load_engine` enables it
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to standard error as it likes
     from jaxctx_server import logs
     from jaxctx_server.auth import CERTIFIED, LOCAL, read_cluster_key
@@ -168,10 +167,11 @@ def load_engine(config: "ServeConfig", progress: "Progress") -> "tuple[LocalEngi
     The modules' objects, some 300,000, stay. Whoever looks for garbage need not look there: again and again at the
     start, which takes a sixth of it, and later, for 0.3 s in which nothing else runs.
     """
-    from jaxctx_server.engine_builder.build import build_engine
-
-    gc.freeze()
+    gc.disable()
     try:
+        from jaxctx_server.engine_builder.build import build_engine
+
+        gc.freeze()
         return build_engine(config, progress)
     finally:
         gc.enable()

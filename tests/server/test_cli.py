@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import re
@@ -10,13 +11,15 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jaxctx_server import cli
 from jaxctx_server.cli import MALLOC, main, on_signals
-from jaxctx_server.errors import MODEL, OK, USAGE
+from jaxctx_server.errors import MODEL, OK, USAGE, StartError
 from jaxctx_server.signals import SAME_SIGNAL_S
 
 
@@ -184,3 +187,23 @@ def test_without_the_server_extra_one_line_says_what_to_install(missing: str, tm
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert done.stderr.splitlines() == [f"jaxctx-serve: {missing} is not installed: pip install 'jaxctx[server]'"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_garbage_is_looked_for_once_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """And not before. A router, which loads none, looks for it all the time."""
+    during: list[bool] = []
+
+    def build(config: object, progress: object) -> tuple[str, str]:
+        during.append(gc.isenabled())
+        if fails:
+            raise StartError("no model")
+        return "engine", "text"
+
+    monkeypatch.setattr("jaxctx_server.engine_builder.build.build_engine", build)
+    given: Any = object()
+    with pytest.raises(StartError) if fails else nullcontext():
+        assert cli.load_engine(given, given) == ("engine", "text")
+    assert during == [False]
+    assert gc.isenabled()
+    gc.unfreeze()

@@ -102,14 +102,30 @@ def _one_by_one(message: Message, results: Sequence[Message]) -> list[Message]:
     first, *more = message[TOOL_CALLS]
     if not more:
         return [message, *results]
+    of_call: list[list[Message]] = [[] for _ in message[TOOL_CALLS]]
+    others: list[Message] = []
+    for result in results:
+        place = _call_of(result, message[TOOL_CALLS], of_call)
+        (others if place is None else of_call[place]).append(result)
     found: list[Message] = []
-    left = list(results)
-    for call in (first, *more):
+    for call, own in zip((first, *more), of_call, strict=True):
         begun = message if call is first else {"role": message["role"], "content": ""}
-        own = [result for result in left if result.get("tool_call_id") == call.get("id")]
-        left = [result for result in left if result not in own]
         found += [{**begun, TOOL_CALLS: [call]}, *own]
-    return [*found, *left]
+    return [*found, *others]
+
+
+def _call_of(result: Message, calls: Sequence[Any], of_call: Sequence[Sequence[Message]]) -> int | None:
+    """The place of the call that a result is of: by its id, else by its name, else the next call without a result.
+
+    Of several that it may be, the first without a result. None: it has the id of no call.
+    """
+    result_id = result.get("tool_call_id")
+    places = range(len(calls))
+    named = [place for place in places if result.get("name") == calls[place]["function"]["name"]]
+    candidates = [place for place in places if calls[place].get("id") == result_id] if result_id else named
+    if not candidates:
+        candidates = named if result_id else [place for place in places if not of_call[place]]
+    return next((place for place in candidates if not of_call[place]), next(iter(candidates), None))
 
 
 def with_calls_as_text(messages: Sequence[Message], calls: ToolCallFormat) -> list[Message]:

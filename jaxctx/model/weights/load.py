@@ -393,6 +393,15 @@ def _size_bytes(source: WeightSource, spec: ParamSpec, parts: tuple[TensorPart, 
     return math.prod(spec.stored_shape) * source.tensors[parts[0].tensor].stored_bits // 8
 
 
+def _leave_out_later_fields(arithmetic: dict[str, Any]) -> None:
+    """Leave out what families of before do not have, so that their revisions stay what snapshots have."""
+    if not arithmetic["attention_sinks"]:
+        del arithmetic["attention_sinks"]
+    experts = arithmetic["experts"]
+    if experts is not None and not experts["has_bias"] and experts["clamped_gate"] is None:
+        del experts["has_bias"], experts["clamped_gate"]
+
+
 def check_finite(data: HostArray, file: str, name: str) -> None:
     """Raises CheckpointError for NaN and infinity. Every bit of their exponents is set."""
     unsigned, infinity = _INFINITY[data.dtype.itemsize]
@@ -447,6 +456,7 @@ def _revision(model: DecoderModel, digests: dict[str, str]) -> str:
     arithmetic = dataclasses.asdict(dataclasses.replace(model.config, dtype="", bos_token_id=None, eos_token_ids=()))
     del arithmetic["declared_positions"]
     del arithmetic["adapters"]  # they have digests of their own, and a row without one is computed as without slots
+    _leave_out_later_fields(arithmetic)
     tensors = [[spec.name, list(spec.shape), digests[spec.name]] for spec in model.specs if not spec.is_of_adapters]
     types = {"dtype": model.dtype}
     if model.weights_dtype != model.dtype:

@@ -101,7 +101,8 @@ async def test_all_who_wait_take_a_share_together() -> None:
 
     pages = Pages(took_s=0.004)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page_waits.asyncio, "get_running_loop", lambda: Loop(loop, call_later))
+        patched = Loop(loop, call_later)
+        patch.setattr(page_waits.asyncio, "get_running_loop", lambda: patched)
         waiting = [pages.ask(waits, name) for name in ("a0", "a1", "b0")]
         await asked(pages, 6)
         assert pauses[:3] == pytest.approx([RETRY_S, 0.004 / SHARE, 0.004 / SHARE])
@@ -160,6 +161,25 @@ async def test_one_that_is_cancelled_or_fails_holds_nobody_up() -> None:
     await asked(pages, count + 3)
     assert set(pages.asked[count:]) == {"b0"}
     await end(last)
+
+
+def test_an_engine_may_be_used_from_one_event_loop_after_another() -> None:
+    """A turn that was to come on a loop that has ended keeps nobody from asking on the next one."""
+    waits, pages = PageWaits(time.monotonic), Pages(took_s=1000.0)
+
+    async def wait_in_vain() -> None:
+        waiting = pages.ask(waits, "a")
+        await asked(pages, 2)  # and the next turn is a second away
+        await end(waiting)
+
+    async def wait_again() -> None:
+        pages.took_s = 0.0
+        waiting, count = pages.ask(waits, "b"), len(pages.asked)
+        await asked(pages, count + 3)
+        await end(waiting)
+
+    asyncio.run(wait_in_vain())
+    asyncio.run(wait_again())
 
 
 def test_an_answer_comes_with_its_time() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from typing import Any
 
 import pytest
@@ -188,6 +189,35 @@ async def test_many_contexts_of_a_silent_engine_are_closed_one_at_a_time(monkeyp
     await until(lambda: not engine.contexts and not harness.programs.executor._closing_again)
     assert most == 1
     assert not harness.programs.executor._unclosed
+
+
+async def test_contexts_are_closed_behind_one_that_cannot_be_and_those_that_come_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(executor, "CLOSE_AGAIN_S", (0.02,) * 4)
+    runs, tried = executor.Executor(time.monotonic), list[str]()
+
+    class Engine:
+        answers = False
+
+        async def close(self, caller: Caller, context_id: str) -> None:
+            tried.append(context_id)
+            if context_id == "bad" or not self.answers:
+                raise Unavailable("not now")
+
+    engine: Any = Engine()
+    for context_id in ("bad", "good"):
+        runs._close_later_again(engine, Caller("t"), context_id)
+    await until(lambda: len(tried) >= 3)
+    runs._close_later_again(engine, Caller("t"), "late")  # for which little of the first ones' time is left
+    await until(lambda: len(tried) >= 6)
+    engine.answers = True
+    await until(lambda: not runs._unclosed)
+    assert tried.count("late") >= 1
+    assert tried.count("good") >= 1
+    assert {"late", "good"} <= {*tried[6:]}
+    assert tried[-4:] == ["bad"] * 4  # nothing else is left
 
 
 async def test_an_engine_that_is_gone_for_good_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

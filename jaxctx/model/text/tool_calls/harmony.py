@@ -42,6 +42,7 @@ MAX_HEADER = 1024  # characters
 RECIPIENT = r"to=([^\s<]+)"
 BEFORE_CHANNEL = re.compile(rf" *(?:{RECIPIENT} *)?")
 BEFORE_CHANNEL_BEGUN = re.compile(r" *(?:t|to|to=[^\s<]* *)?")
+RECIPIENT_BEGUN = re.compile(r" to=[^\s<]* *")  # what a header has begun with, if nothing else follows
 BEHIND_CHANNEL = re.compile(rf" *([a-z]+) *(?:{RECIPIENT} *)?(?:{re.escape(CONSTRAIN)})? *[^\s<]* *")
 BEHIND_CHANNEL_BEGUN = re.compile(rf"[^<\n]*(?:{re.escape(CONSTRAIN)}[^<\n]*)?")
 ANY_END = re.compile("|".join(map(re.escape, ENDS)))
@@ -114,7 +115,8 @@ class HarmonyParser:
         if self._state == "call":
             self._finish_call(held)
         elif self._state == "header":
-            self._say("" if any(mark in held for mark in MARKS) else held)
+            is_header = any(mark in held for mark in MARKS) or RECIPIENT_BEGUN.fullmatch(held) is not None
+            self._say("" if is_header else held)
         else:
             end = ANY_END.match(held)
             behind = "" if end is None else held[end.end() :]

@@ -12,7 +12,7 @@ MAX_ITEMS = 1960  # in a row; what is around an object has some too
 # Of an optional property, by what is required of its object: properties before it, behind it, none.
 ITEMS_BEHIND_REQUIRED, ITEMS_BEFORE_REQUIRED, ITEMS_ALONE = 2, 3, 4
 ITEMS_OF_OTHERS = 7  # of an object that may have other properties, where none is required first
-MAX_DEPTH = 100  # of alternatives within each other, also by references
+MAX_DEPTH = 100  # of objects that are merged with alternatives, within each other
 TOO_MANY = "have objects with more optional properties than can be followed"
 
 
@@ -32,16 +32,23 @@ def check_optional(document: Schema, references: References, look: Look) -> None
 
 
 class _Parts(NamedTuple):
-    """What a schema consists of. llguidance makes one object of what an object must match all of."""
+    """What an object of a schema must match all of; llguidance makes one object of it.
 
-    has_properties: bool  # of its own
-    all_of: list[Schema]  # those of `allOf`, and what it refers to
-    one_of: list[list[Schema]]  # lists of alternatives, of each of which it is one
+    A schema is here what it refers to and what its `allOf` names too, each once.
+    """
+
+    with_properties: tuple[Schema, ...]
+    one_of: tuple[tuple[Schema, ...], ...]  # lists of alternatives, of each of which it is one
 
     @property
     def are_merged(self) -> bool:
         """Whether there are several, whose properties are optional in one object."""
-        return self.has_properties + len(self.all_of) + len(self.one_of) > 1
+        return len(self.with_properties) + len(self.one_of) > 1
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it is one of some alternatives, and nothing else."""
+        return not self.with_properties and len(self.one_of) == 1
 
 
 class _Beginning(NamedTuple):
@@ -53,65 +60,96 @@ class _Beginning(NamedTuple):
     def merged(self, other: "_Beginning") -> "_Beginning":
         """Of what is both: any alternative of the one with any of the other."""
         items = self.items * other.alternatives + other.items * self.alternatives
-        return _Beginning(self.alternatives * other.alternatives, items)
+        return _Beginning(self.alternatives * other.alternatives, items).limited()
+
+    def limited(self) -> "_Beginning":
+        """What is too much stays too much: numbers of a product of a hundred parts would be long."""
+        return _Beginning(min(self.alternatives, MAX_ITEMS + 1), min(self.items, MAX_ITEMS + 1))
 
 
 NOTHING = _Beginning(1, 0)
 
 
 class _Items:
-    """Items in a row. Each schema is looked at once."""
+    """Items in a row. Each schema is looked at once, but for alternatives that are merged with themselves."""
 
     def __init__(self, references: References, look: Look) -> None:
         self._references = references
         self._look = look
-        # By the identity of schemas.
+        # By the identity of schemas, and of tuples of them.
         self._known_parts: dict[int, _Parts] = {}
+        self._lists: dict[tuple[int, str], tuple[Schema, ...]] = {}
         self._runs: dict[int, list[tuple[bool, int]]] = {}
         self._beginnings: dict[tuple[int, bool], _Beginning] = {}
-        self._open: set[int] = set()  # that are being looked at
+        self._most_optional: dict[int, int] = {}
+        self._open: set[int] = set()  # merged ones that are being looked at
         self._circles = 0  # how often one of these was met again
 
     def later(self, schema: Schema) -> int:
         """Within an object of the schema, behind a property that is required."""
         parts = self._parts(schema)
         if parts.are_merged:
-            return self._optional(schema, 0) * ITEMS_BEHIND_REQUIRED
-        lengths = [length for is_required, length in self._runs_of(schema)[1:] if not is_required]
-        return max(lengths, default=0) * ITEMS_BEHIND_REQUIRED
+            return self._optional_of_one(schema) * ITEMS_BEHIND_REQUIRED
+        runs = [run for each in parts.with_properties for run in self._runs_of(each)[1:]]
+        return max((length for is_required, length in runs if not is_required), default=0) * ITEMS_BEHIND_REQUIRED
 
     def first(self, schema: Schema) -> int:
         """Where a value of the schema begins: of all alternatives."""
-        return self._beginning(schema, is_alone=True, depth=0).items
+        parts = self._parts(schema)
+        found = self._beginning(parts.one_of[0], is_alone=True) if parts.is_choice else self._of_one(schema, True)
+        return found.items
 
-    def _beginning(self, schema: Schema, *, is_alone: bool, depth: int) -> _Beginning:
-        """`is_alone`: its properties are not merged with others."""
-        key = id(schema), is_alone
-        if key in self._beginnings:
-            return self._beginnings[key]
-        if id(schema) in self._open:  # alternatives of itself: they are counted already
+    def _alternatives(self, schemas: tuple[Schema, ...]) -> list[Schema]:
+        """What a value that is one of these may be, once each: schemas that are no choice of others."""
+        found: dict[int, Schema] = {}
+        waiting, seen = [*schemas], set[int]()
+        while waiting:
+            schema = waiting.pop()
+            self._look(1)
+            if id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            parts = self._parts(schema)
+            if parts.is_choice:
+                waiting += parts.one_of[0]
+            elif parts.are_merged or not parts.with_properties:
+                found[id(schema)] = schema
+            else:
+                found[id(parts.with_properties[0])] = schema  # by whatever references
+        return [*found.values()]
+
+    def _beginning(self, schemas: tuple[Schema, ...], *, is_alone: bool) -> _Beginning:
+        """Of one of these. `is_alone`: its properties are not merged with others."""
+        key = id(schemas), is_alone
+        if key not in self._beginnings:
+            circles = self._circles
+            each = [self._of_one(one, is_alone) for one in self._alternatives(schemas)]
+            found = _Beginning(sum(one.alternatives for one in each), sum(one.items for one in each)).limited()
+            if circles != self._circles:  # what was left out may count when one begins elsewhere
+                return found
+            self._beginnings[key] = found
+        return self._beginnings[key]
+
+    def _of_one(self, schema: Schema, is_alone: bool) -> _Beginning:
+        """Of one that is no choice of others."""
+        parts = self._parts(schema)
+        if id(schema) in self._open:  # a part of itself: it is counted already
             self._circles += 1
             return NOTHING
-        self._open.add(id(schema))
-        circles = self._circles
-        beginning = self._of_parts(schema, is_alone=is_alone, depth=check_depth(depth))
+        is_alone = is_alone and not parts.are_merged
+        beginning = _Beginning(1, sum(self._own(each, is_alone=is_alone) for each in parts.with_properties)).limited()
+        self._begin(schema)
+        for alternatives in parts.one_of:
+            beginning = beginning.merged(self._beginning(alternatives, is_alone=False))
         self._open.remove(id(schema))
-        if circles == self._circles:  # what was left out may count when one begins elsewhere
-            self._beginnings[key] = beginning
         return beginning
 
-    def _of_parts(self, schema: Schema, *, is_alone: bool, depth: int) -> _Beginning:
-        parts = self._parts(schema)
-        is_alone = is_alone and not parts.are_merged
-        beginning = _Beginning(1, self._own(schema, is_alone=is_alone)) if parts.has_properties else NOTHING
-        for part in parts.all_of:
-            beginning = beginning.merged(self._beginning(part, is_alone=is_alone, depth=depth))
-        for alternatives in parts.one_of:
-            each = [self._beginning(one, is_alone=is_alone, depth=depth) for one in alternatives]
-            together = _Beginning(sum(one.alternatives for one in each), sum(one.items for one in each))
-            beginning = beginning.merged(together)
-        # What is too much stays too much: numbers of a product of a hundred parts would be long.
-        return _Beginning(min(beginning.alternatives, MAX_ITEMS + 1), min(beginning.items, MAX_ITEMS + 1))
+    def _begin(self, schema: Schema) -> None:
+        """Look at what is within. Raises InvalidArgument naming `tools` if it is within too many others."""
+        self._look(1)
+        if len(self._open) >= MAX_DEPTH:
+            raise InvalidArgument.field("tools", f"have alternatives within each other, {MAX_DEPTH} times")
+        self._open.add(id(schema))
 
     def _own(self, schema: Schema, *, is_alone: bool) -> int:
         """Where an object of the schema's own properties begins."""
@@ -124,18 +162,23 @@ class _Items:
             return 1
         return others + length * (ITEMS_ALONE if len(runs) == 1 else ITEMS_BEFORE_REQUIRED)
 
-    def _optional(self, schema: Schema, depth: int) -> int:
-        """How many optional properties one object of the schema has at most."""
-        parts = self._parts(schema)
+    def _optional_of_one(self, schema: Schema) -> int:
+        """How many optional properties one object has at most."""
+        if id(schema) in self._most_optional:
+            return self._most_optional[id(schema)]
         if id(schema) in self._open:
+            self._circles += 1
             return 0
-        self._open.add(id(schema))
-        depth = check_depth(depth)
-        count = sum(length for is_required, length in self._runs_of(schema) if not is_required)
-        count += sum(self._optional(part, depth) for part in parts.all_of)
+        parts, circles = self._parts(schema), self._circles
+        runs = [run for each in parts.with_properties for run in self._runs_of(each)]
+        count = sum(length for is_required, length in runs if not is_required)
+        self._begin(schema)
         for alternatives in parts.one_of:
-            count += max((self._optional(one, depth) for one in alternatives), default=0)
+            count += max((self._optional_of_one(one) for one in self._alternatives(alternatives)), default=0)
         self._open.remove(id(schema))
+        count = min(count, MAX_ITEMS + 1)
+        if circles == self._circles:
+            self._most_optional[id(schema)] = count
         return count
 
     def _parts(self, schema: Schema) -> _Parts:
@@ -144,13 +187,31 @@ class _Items:
         return self._known_parts[id(schema)]
 
     def _find_parts(self, schema: Schema) -> _Parts:
-        has_properties = isinstance(schema.get("properties"), dict) and bool(schema["properties"])
-        all_of = list(filter(_says_something, schemas_of(schema.get("allOf"))))
-        if isinstance(reference := schema.get("$ref"), str):
-            all_of += schemas_of([self._references.target(reference)])
-        one_of = [alternatives for name in ("anyOf", "oneOf") if (alternatives := schemas_of(schema.get(name)))]
-        self._look(1 + len(all_of) + sum(map(len, one_of)))
-        return _Parts(has_properties, all_of, one_of)
+        with_properties: list[Schema] = []
+        one_of: list[tuple[Schema, ...]] = []
+        waiting, seen = [schema], set[int]()
+        while waiting:
+            each = waiting.pop()
+            self._look(1)
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            if isinstance(each.get("properties"), dict) and each["properties"]:
+                with_properties.append(each)
+            for name in ("anyOf", "oneOf"):
+                if alternatives := self._alternatives_of(each, name):
+                    one_of.append(alternatives)
+            waiting += schemas_of(each.get("allOf"))
+            if isinstance(reference := each.get("$ref"), str):
+                waiting += schemas_of([self._references.target(reference)])
+        return _Parts(tuple(with_properties), tuple(one_of))
+
+    def _alternatives_of(self, schema: Schema, name: str) -> tuple[Schema, ...]:
+        """The same tuple for all who refer to the schema."""
+        key = id(schema), name
+        if key not in self._lists:
+            self._lists[key] = tuple(schemas_of(schema.get(name)))
+        return self._lists[key]
 
     def _runs_of(self, schema: Schema) -> list[tuple[bool, int]]:
         """The properties in their order: whether some that follow each other are required, and how many they are."""
@@ -165,18 +226,6 @@ class _Items:
         return self._runs[id(schema)]
 
 
-def check_depth(depth: int) -> int:
-    """The depth of what is within. Raises InvalidArgument naming `tools` if it is too large."""
-    if depth >= MAX_DEPTH:
-        raise InvalidArgument.field("tools", f"have schemas that name others, one after another, {MAX_DEPTH} times")
-    return depth + 1
-
-
 def schemas_of(values: Any) -> list[Schema]:
     """The schemas in what should be a list of them."""
     return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
-
-
-def _says_something(schema: Schema) -> bool:
-    """Whether a schema says which properties an object has."""
-    return any(schema.get(name) for name in ("properties", "allOf", "anyOf", "oneOf", "$ref"))

@@ -210,23 +210,20 @@ def joined(events: Sequence[OutputEvent]) -> list[OutputEvent]:
 
 
 class ThoughtCounter:
-    """Counts the tokens of thoughts, which stand before an answer, up to the part in which the answer begins."""
+    """Counts the tokens of thoughts: of parts of an output that tell some, and of those before that tell nothing.
+
+    A model may think again behind a text or a call.
+    """
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._undecided = 0  # tokens before it was known whether there are thoughts
-        self._has_thoughts = False
-        self._has_ended = False
+        self._undecided = 0  # tokens of which it is not known yet what they tell
+        self._is_thinking = False
 
     def count(self, events: Sequence[OutputEvent], tokens: int) -> None:
         """Count a part of an output."""
-        if self._has_ended:
-            return
-        tells_thoughts = any(isinstance(event, ReasoningDelta) for event in events)
-        self._has_ended = any(not isinstance(event, ReasoningDelta) for event in events)
-        self._has_thoughts = self._has_thoughts or tells_thoughts
-        if self._has_ended and not tells_thoughts:
-            return
         self._undecided += tokens
-        if self._has_thoughts:
+        if any(isinstance(event, ReasoningDelta) for event in events) or (self._is_thinking and not events):
             self.tokens, self._undecided = self.tokens + self._undecided, 0
+        if events:
+            self._undecided, self._is_thinking = 0, isinstance(events[-1], ReasoningDelta)

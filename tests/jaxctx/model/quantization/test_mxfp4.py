@@ -54,9 +54,18 @@ def test_a_scale_that_is_not_exact_is_refused(scale: int) -> None:
     scales = np.full((1, 2, 1), 127, np.uint8)
     scales[0, 1, 0] = scale
     (stored,) = find_experts(headers((1, 2, 1, 16), (1, 2, 1)))
-    tensors = {f"{NAME}_blocks": np.zeros((1, 2, 1, 16), np.uint8), f"{NAME}_scales": scales}
+    blocks = np.full((1, 2, 1, 16), 0x80, np.uint8)  # with a zero of either sign
+    blocks[..., 5] = 0x30
+    tensors = {f"{NAME}_blocks": blocks, f"{NAME}_scales": scales}
     with pytest.raises(CheckpointError, match=f"a.safetensors: {NAME}_scales: holds {scale}, not within 7 and 247"):
         read_experts(stored, tensors.__getitem__)
+
+
+@pytest.mark.parametrize("scale", [0, SCALE_RANGE[0] - 1])
+def test_a_block_of_zeros_may_have_any_small_scale(scale: int) -> None:
+    (stored,) = find_experts(headers((1, 2, 1, 16), (1, 2, 1)))
+    tensors = {f"{NAME}_blocks": np.full((1, 2, 1, 16), 0x08, np.uint8), f"{NAME}_scales": np.full((1, 2, 1), scale)}
+    assert not read_experts(stored, tensors.__getitem__).astype(np.float32).any()
 
 
 @pytest.mark.parametrize(

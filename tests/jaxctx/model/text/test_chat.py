@@ -360,6 +360,29 @@ def test_several_calls_where_the_template_writes_one_of_a_message() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ids", "results"),
+    [
+        (("", ""), [{"name": "g", "content": "G"}, {"name": "f", "content": "F"}]),  # by their names
+        (("", ""), [{"content": "F"}, {"content": "G"}]),  # in the calls' order
+        (("x", "x"), [{"tool_call_id": "x", "content": "F"}, {"tool_call_id": "x", "content": "G"}]),
+        (("x", "y"), [{"tool_call_id": "y", "content": "G"}, {"name": "f", "content": "F"}]),
+        (("x", "y"), [{"tool_call_id": "other", "name": "g", "content": "G"}, {"content": "F"}]),
+    ],
+)
+def test_which_call_a_result_is_of(ids: tuple[str, str], results: list[dict[str, Any]]) -> None:
+    """By its id, else by its name, else the next one without a result."""
+    made = [{**call, "id": call_id} for call, call_id in zip(calls("f", "g"), ids, strict=True)]
+    told = [{"role": "tool", **result} for result in results]
+    found = in_channels([*HELLO, {"role": "assistant", "content": "", "tool_calls": made}, *told])
+    behind_f, _, behind_g = found.partition("to=functions.g")
+    assert "<|start|>functions.f to=assistant" in behind_f
+    assert '"F"' in behind_f
+    assert "<|start|>functions.g to=assistant" in behind_g
+    assert '"G"' in behind_g
+    assert '"G"' not in behind_f
+
+
+@pytest.mark.parametrize(
     ("text", "thoughts", "written"), [("a", "b", "b\na"), ("a", None, "a"), ("", "b", "b"), ("", None, None)]
 )
 def test_what_was_said_before_a_call_where_the_template_takes_thoughts_alone(

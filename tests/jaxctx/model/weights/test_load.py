@@ -125,6 +125,14 @@ def test_the_type_is_that_of_the_embedding_or_the_one_that_is_asked_for(tiny, tm
     assert load_model(tmp_path, dtype=wanted, kv_dtype="float32").model.kv.dtype == "float32"
 
 
+def test_revisions_stay_what_they_were(tmp_path):
+    """Snapshots have them. A family that came later, with fields of its own, changes none."""
+    write_random(tmp_path / "dense", json.loads(str(np.load(GOLDENS / "llama_gqa2_yarn.npz")["config"])), seed=1)
+    write_random(tmp_path / "sparse", json.loads(str(np.load(GOLDENS / "mixtral_8_experts.npz")["config"])), seed=1)
+    assert load_model(tmp_path / "dense").revision == "fbb91b8abf39fcaa29ec010f1a477b08"
+    assert load_model(tmp_path / "sparse").revision == "fde3d81094c460e59cb7861b0989acd0"
+
+
 def test_the_revision_changes_with_every_bit(checkpoint, tiny):
     before = load_model(checkpoint).revision
     assert load_model(checkpoint).revision == before

@@ -383,6 +383,11 @@ def test_thoughts_are_counted_up_to_the_answer() -> None:
     both = ThoughtCounter()
     both.count([ReasoningDelta("a"), TextDelta("b")], 5)  # of which some are thoughts
     assert both.tokens == 5
+    again = ThoughtCounter()  # as gpt-oss may, behind a text
+    for events, tokens in (([TextDelta("Let me see.")], 4), ([], 2), ([ReasoningDelta("hm")], 3), ([], 5)):
+        again.count(events, tokens)
+    again.count([TextDelta("So")], 7)
+    assert again.tokens == 2 + 3 + 5
     plain = ThoughtCounter()
     plain.count([TextDelta("a")], 5)
     assert plain.tokens == 0

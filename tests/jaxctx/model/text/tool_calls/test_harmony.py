@@ -126,6 +126,8 @@ def test_a_beginning_that_was_forgotten() -> None:
         "<|start|>assistant<|channel|>fin",
         "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>js",
         "<|start|>assistant to=functions.f<|channel|>comm",
+        "<|start|>assistant to=functions.f",
+        "<|start|>assistant to=",
     ],
 )
 @pytest.mark.parametrize("before", [f"{THOUGHTS}Hm<|end|>", f"{CALL}{{}}<|call|>"])
@@ -134,6 +136,10 @@ def test_an_output_that_ends_within_a_header(before: str, header: str) -> None:
     whole = every_split(before)
     assert every_split(before + header) == whole
     assert whole.text == ""
+
+
+def test_an_output_that_ends_within_its_first_header() -> None:
+    assert every_split(" to=functions.f") == every_split(" to=functions.f ") == Read()
 
 
 def test_an_output_that_ends_behind_a_header() -> None:

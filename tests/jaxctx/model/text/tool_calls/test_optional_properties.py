@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import llguidance
@@ -174,3 +175,57 @@ def test_arguments_that_are_objects_with_many_optional_properties(name: str) -> 
         tool_format.grammar([{"type": "function", "function": {**function, "strict": True}}], "required", False)
     grammar = tool_format.grammar([{"type": "function", "function": function}], "required", False)
     assert is_followed(grammar, tool_format.text([("f", {"a": value})]))
+
+
+def chain(depth: int, keyword: str) -> dict[str, Any]:
+    """Each schema names the next one twice, the last one says an object."""
+    schemas: dict[str, Any] = {
+        f"d{place}": {keyword: [{"$ref": f"#/$defs/d{place + 1}"}] * 2, "description": str(place)}
+        for place in range(depth)
+    }
+    schemas[f"d{depth}"] = object_of(3)[0]
+    return {"$ref": "#/$defs/d0", "$defs": schemas}
+
+
+def circle(count: int, *, merged_with: int = 0) -> dict[str, Any]:
+    """Unions that all name each other, each also with some properties of its own if `merged_with` says so."""
+    names = [{"$ref": f"#/$defs/d{place}"} for place in range(count)]
+    own = object_of(merged_with)[0] if merged_with else {}
+    schemas = {f"d{place}": {**own, "anyOf": [{"type": "string"}, *names]} for place in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": schemas}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [chain(40, "allOf"), chain(40, "anyOf"), circle(20), {"allOf": [{"$ref": "#"}] * 2}],
+    ids=["allOf", "anyOf", "circle", "itself"],
+)
+def test_what_is_named_again_and_again_is_looked_at_once(document: dict[str, Any]) -> None:
+    """However many ways lead there: a request of a kilobyte takes no thread for seconds."""
+    looked: list[int] = []
+    check_optional(document, References(document), looked.append)
+    assert sum(looked) < 10_000
+
+
+@pytest.mark.parametrize("count", [4, 16, 64])
+def test_objects_that_are_merged_in_circles_end_in_a_bounded_time(count: int) -> None:
+    """They are let through or refused: all that is looked at is told."""
+    document, left = circle(count, merged_with=2), 20_000
+
+    def look(more: int) -> None:
+        nonlocal left
+        left -= more
+        if left < 0:
+            raise InvalidArgument.field("tools", "too large")
+
+    with suppress(InvalidArgument):
+        check_optional(document, References(document), look)
+    assert left > -1000
+
+
+def test_many_may_name_one_union() -> None:
+    union = {"anyOf": [{"properties": {f"k{place}": {}}, "required": [f"k{place}"]} for place in range(150)]}
+    document = {"properties": {f"p{place}": {"$ref": "#/$defs/u"} for place in range(250)}, "$defs": {"u": union}}
+    looked: list[int] = []
+    check_optional(document, References(document), looked.append)
+    assert sum(looked) < 4000
