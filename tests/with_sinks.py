@@ -31,7 +31,10 @@ class WithSinks:
     ) -> jax.Array:
         attend = kv.attend
 
-        def attend_with_sinks(layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def attend_with_sinks(
+            layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, of_model: None
+        ) -> jax.Array:
+            assert of_model is None
             attended: jax.Array = attend(layer, q, k, v, jnp.asarray(self.sinks)[layer])
             return attended
 

@@ -266,7 +266,7 @@ class CompiledModel:
         return StepShape(rows, min(rows, samples), metadata, mask_words, mask_windows, has_adapters)
 
     def _param_struct(self, param: Any) -> jax.ShapeDtypeStruct:
-        sharding = self.replicated if self._mesh is None else param.sharding
+        sharding = (None if self._mesh is None else param.sharding) or self.replicated
         return self._struct(param.shape, param.dtype, in_rows(param.shape, self._model.vocab_size, sharding))
 
     def _int32(self, *shape: int) -> jax.ShapeDtypeStruct:
