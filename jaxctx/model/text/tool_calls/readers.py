@@ -319,16 +319,25 @@ class NamedReader:
         return at + 1
 
     def _scan(self, text: str, start: int) -> int:
-        try:
-            at = self._scanner.feed(text, start)
-        except Malformed as error:
-            self._sink.arguments(text[start : error.position])
-            raise
-        self._sink.arguments(text[start:at])
-        if self._scanner.done:
-            self._sink.end_call()
-            self.done = True
+        at = scan_arguments(self._scanner, self._sink, text, start)
+        self.done = self._scanner.done
         return at
+
+
+def scan_arguments(scanner: JsonScanner, sink: CallSink, text: str, start: int) -> int:
+    """Read arguments from `start` on, tell them, and the end of the call if they end. Returns where they do.
+
+    Raises Malformed where they are no JSON; what was read before is told.
+    """
+    try:
+        at = scanner.feed(text, start)
+    except Malformed as error:
+        sink.arguments(text[start : error.position])
+        raise
+    sink.arguments(text[start:at])
+    if scanner.done:
+        sink.end_call()
+    return at
 
 
 class ArgumentsReader:
@@ -349,16 +358,8 @@ class ArgumentsReader:
             if text[at] != "{":
                 raise Malformed(at)
             self._has_begun = True
-        start = at
-        try:
-            at = self._scanner.feed(text, start)
-        except Malformed as error:
-            self._sink.arguments(text[start : error.position])
-            raise
-        self._sink.arguments(text[start:at])
-        if self._scanner.done:
-            self._sink.end_call()
-            self.done = True
+        at = scan_arguments(self._scanner, self._sink, text, at)
+        self.done = self._scanner.done
         return at
 
 
