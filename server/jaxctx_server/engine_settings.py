@@ -15,6 +15,11 @@ from jaxctx_server.config import ServeConfig
 OUTPUT_TOKENS, BUNDLED_OUTPUT_TOKENS = 4096, 256  # of a request that does not say how many
 
 
+def params_bytes(params: Params) -> int:
+    """What the weights take, each once."""
+    return sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params))
+
+
 def model_memory(
     config: ServeConfig, model: Model, params: Params, place: Mesh | jax.Device, platform: str, memory: int
 ) -> ModelMemory:
@@ -23,7 +28,7 @@ def model_memory(
     chips, holders = (1, 1) if mesh is None else (mesh.size, mesh.shape[GROUP])
     return ModelMemory(
         memory_bytes=memory * chips,
-        weights_bytes=sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(params)),
+        weights_bytes=params_bytes(params),
         devices=chips,
         page_holders=holders,
         page_parts=kv_parts(mesh),

@@ -208,7 +208,7 @@ def test_shards_of_the_heads(rng: Generator, grow: Callable, visible: Callable, 
     """
     case, heads, pool = Case(16, 16, 128, 2), PartitionSpec(None, "heads"), PartitionSpec("heads")
 
-    def run(q: jax.Array, k: jax.Array, v: jax.Array, packed: jax.Array) -> jax.Array:
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, packed: jax.Array, sinks: None) -> jax.Array:
         places = (heads, pool, pool, PartitionSpec())
         mesh = jax.make_mesh((1,), ("heads",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
         local = partial(attend, shape=case.shape)

@@ -1,6 +1,7 @@
 """Sizes that fit: of settings or platform, made smaller where a compiler says that too little memory is left."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 from jax.sharding import Mesh
@@ -11,12 +12,19 @@ from jaxctx.engine.factory import ServedModel
 from jaxctx.engine.plan.memory_planner import compiling_for, plan_memory
 from jaxctx.engine.runner.attention_choice import require_kernel
 from jaxctx.engine.runner.compiled_model import CompiledModel
+from jaxctx.errors import InvalidArgument
 from jaxctx.model.interface import Model, Params
 from jaxctx_kernels import KernelChoice
 from jaxctx_server.config import ServeConfig
 from jaxctx_server.engine_builder.draft_model import memory_beside_draft, pages_beside_draft
 from jaxctx_server.engine_plan import EnginePlan
-from jaxctx_server.engine_settings import choices_of_sizes, config_to_measure, largest_config, model_memory
+from jaxctx_server.engine_settings import (
+    choices_of_sizes,
+    config_to_measure,
+    largest_config,
+    model_memory,
+    params_bytes,
+)
 from jaxctx_server.progress import Progress
 
 
@@ -32,23 +40,47 @@ def fitting_sizes(
 
     On an accelerator what fits is measured: three functions are compiled, and three more each time that sizes turn out
     too large. Nothing is compiled on a CPU, nor where the configuration sets the number of pages.
+
+    Raises InvalidArgument naming `kv_tokens` where a CPU's memory holds fewer.
     """
     model, params, platform = served.model, served.params, jax.default_backend()
     with compiling_for("here") as (devices, memory):
         place = mesh or devices[0]
         known = model_memory(config, model, params, place, platform, memory)
+        if platform == "cpu":
+            weights = known.weights_bytes + (0 if draft is None else params_bytes(draft.params))
+            return _sizes_on_cpu(config, model, draft, replace(known, memory_bytes=memory, weights_bytes=weights))
         if config.kv_tokens is not None:
             return choices_of_sizes(config, platform, known)[0], 0
-        if platform == "cpu":
-            sizes = choices_of_sizes(config, platform, known)[0]
-            fitting = pages_in_host_memory(model.kv, sizes.page_size, known.share)
-            return sizes, fitting if draft is None else pages_beside_draft(config, model, draft.model, sizes, fitting)
         if draft is not None:
             known = memory_beside_draft(
                 config, model, draft.model, draft.params, known, place, platform, kernel, progress
             )
         planned = measured_plan(config, model, params, place, platform, known, kernel, progress)
         return planned.sizes, planned.memory.pages
+
+
+def _sizes_on_cpu(
+    config: ServeConfig, model: Model, draft: ServedModel | None, known: ModelMemory
+) -> tuple[Sizes, int]:
+    """As `fitting_sizes`. `known`: of the machine's memory, once for all devices, and with the draft model's weights.
+
+    Pages take memory as they are first used. So that a server is not ended by the system minutes after it said that it
+    is ready, more than the weights leave is refused: InvalidArgument naming `kv_tokens`.
+    """
+    sizes = choices_of_sizes(config, "cpu", known)[0]
+    page, left = known.page_bytes(sizes.page_size), max(0, known.left_bytes(sizes.max_batch))
+    if config.kv_tokens is not None:
+        needed = -(-config.kv_tokens // sizes.page_size) * page
+        if needed > left:
+            raise InvalidArgument.field(
+                "kv_tokens",
+                f"{config.kv_tokens:,} tokens of KV take {needed >> 20:,} MiB, and the weights leave {left >> 20:,} MiB "
+                "of the memory that this process may have",
+            )
+        return sizes, 0
+    fitting = min(pages_in_host_memory(model.kv, sizes.page_size, known.share), left // page)
+    return sizes, fitting if draft is None else pages_beside_draft(config, model, draft.model, sizes, fitting)
 
 
 def largest_program(

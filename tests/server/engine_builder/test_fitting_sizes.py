@@ -8,8 +8,10 @@ import jax
 import pytest
 
 from jaxctx.engine.config import page_bytes
+from jaxctx.model.sampling import slot_state_bytes
+from jaxctx_server.engine_builder import fitting_sizes
 from jaxctx_server.errors import StartError
-from tests.echo import echo_model
+from tests.echo import VOCAB_SIZE, echo_model
 from tests.server.engine_builder.accelerator import Accelerator
 
 
@@ -74,3 +76,21 @@ def test_sizes_that_leave_too_little_are_made_smaller(monkeypatch: pytest.Monkey
     accelerator.tokens = [jax.errors.JaxRuntimeError("INTERNAL: a defect")]
     with pytest.raises(jax.errors.JaxRuntimeError, match="a defect"):
         accelerator.build()
+
+
+def test_a_cpu_has_the_pages_that_weights_leave(monkeypatch: pytest.MonkeyPatch, echo: None) -> None:
+    """Pages take memory as they are used: too many would end the server when it has long been serving."""
+    kept = slot_state_bytes(1, VOCAB_SIZE)
+    page = page_bytes(echo_model().model.kv, 16)
+    machine = Accelerator(monkeypatch, "cpu", memory=10 * page + kept)
+    monkeypatch.setattr(fitting_sizes, "pages_in_host_memory", lambda *_: 1 << 20)
+    assert machine.build(max_batch=1).pages == 10
+    assert machine.build(max_batch=1, kv_tokens=160).pages == 10
+    message = (
+        "--kv-tokens: 161 tokens of KV take [0-9,]+ MiB, and the weights leave [0-9,]+ MiB of the memory that this"
+    )
+    with pytest.raises(StartError, match=message):
+        machine.build(max_batch=1, kv_tokens=161)
+    monkeypatch.setattr(fitting_sizes, "pages_in_host_memory", lambda *_: 9)
+    assert machine.build(max_batch=1).pages == 9, "of the share of memory"
+    assert not machine.planned
