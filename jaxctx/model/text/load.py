@@ -93,6 +93,8 @@ def load_text(path: Path, *, clock: Callable[[], datetime] = datetime.now) -> Mo
     if shape is not None:  # the defaults of the model family
         bos_ids = bos_ids or (() if shape.bos_token_id is None else (shape.bos_token_id,))
         eos_ids = eos_ids or tuple(shape.eos_token_ids)
+    for end in () if calls is None else calls.ends:
+        eos_ids += tuple(token for token in _special_ids(tokenizer, end) if token not in eos_ids)
     return ModelText(
         tokenizer=tokenizer,
         chat_template=template,

@@ -75,8 +75,8 @@ def _sizes_on_cpu(
         if needed > left:
             raise InvalidArgument.field(
                 "kv_tokens",
-                f"{config.kv_tokens:,} tokens of KV take {needed >> 20:,} MiB, and the weights leave {left >> 20:,} MiB "
-                "of the memory that this process may have",
+                f"{config.kv_tokens:,} tokens of KV take {needed >> 20:,} MiB, and the weights leave "
+                f"{left >> 20:,} MiB of the memory that this process may have",
             )
         return sizes, 0
     fitting = min(pages_in_host_memory(model.kv, sizes.page_size, known.share), left // page)

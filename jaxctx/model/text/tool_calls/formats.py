@@ -66,6 +66,7 @@ class ToolCallFormat:
     is_bare: bool = False  # an object at the start of an output is a call without the mark
     call_id_length: int | None = None  # of ids: so many letters and digits, or the template refuses them
     result_role: str = "tool"  # of results, where the template leaves the role to who sends it
+    ends: tuple[str, ...] = ()  # tokens with which an output ends beside those that a model's files declare
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -329,6 +330,7 @@ HARMONY = HarmonyFormat(
         between=END + ANSWERS,  # a turn ends with <|call|>
         name_is_json=False,
     ),
+    ends=("<|call|>", "<|return|>"),  # of which config.json has one
 )
 TOOL_CALL_FORMATS = {
     each.name: each

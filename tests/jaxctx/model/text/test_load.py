@@ -359,6 +359,9 @@ def test_channels_are_those_of_the_template(tmp_path: Path) -> None:
     assert text.reasoning_format is not None
     assert (text.tool_call_format.name, text.reasoning_format.name) == ("harmony", "harmony")
     assert text.special_markers().keys() == set(MARKS)
+    assert [text.tokenizer.decode([token], skip_special_tokens=False) for token in text.eos_ids] == [
+        *("<|return|>", "<|call|>"),  # which generation_config.json has, too, but not all copies of a model have that
+    ]
 
 
 def test_calls_of_a_template_that_writes_none_are_written_in_the_format_of_the_model(tmp_path: Path) -> None:
