@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Compile kernels and whole steps for TPUs, an H200 and an A100 with the vendors' compilers, on any machine.
 
-    scripts/compile_checks.py [--target v5e …] [--only PATTERN] [--all] [--update]
+    scripts/compile_checks.py [--target v5e …] [--only PATTERN] [--all] [--update] [--most-changed N]
 
 Nothing is allocated or run. What each function of compiled_functions.py takes is compared with compile_baseline.json.
 A program that is, to the byte, the one that the baseline was made of is not compiled again, as the same compiler would
-write the same: of those only `COMPILED_ALWAYS` are, which shows that the baseline is true. `--all` compiles all.
+write the same: of those only `COMPILED_ALWAYS` are, which shows that the baseline is true. `--all` compiles all. Of a
+change that reaches most programs compiling takes an hour: with `--most-changed` more than so many of a target fail
+without being compiled.
 
     every function     bytes of temporaries and code, sums over chips and their bytes
     steps, writes      whether pages are updated where they lie, and weights of 8 or 4 bits stay so; the first also of
@@ -17,7 +19,7 @@ write the same: of those only `COMPILED_ALWAYS` are, which shows that the baseli
 
 Exit status 1 if something does not compile, is not in the baseline, grew (by over 2 %, or at all, as `allowed` says),
 or does what a step never may. `--update` writes what was found instead, for the targets and names that were run; say in
-the commit why it grew.
+the commit why it grew. Whoever changes programs, or what compilers are told, does so before CI runs.
 
 Another compiler may take other amounts, so the baseline names the versions, and under others nothing is compared. Needs
 the extras tpu and cuda13, or at least libtpu, jax-cuda13-plugin and jax-cuda13-pjrt of JAX's version; machine code is
@@ -100,6 +102,7 @@ MOST = {
 SMALL_BYTES = 1 << 16  # of growth that does not matter, and of outputs beside the pages
 SLACK = 1.02  # growth that is none
 FINGERPRINT_DIGITS = 16
+MANY_CHANGED = "as the baseline is of other programs than this and several more: renew it with --update"
 BYTES = ("temporaries", "code")
 COUNTS = (
     *("bundles", "bundles_run", "spill_stores"),
@@ -250,6 +253,7 @@ class Doing(NamedTuple):
 
     everything: bool  # also what takes long, and what cannot have changed
     update: bool  # what is found is the baseline from now on
+    most_changed: int | None = None  # programs of a part that are compiled though they are not the baseline's
 
 
 def selected(part: Part, only: str, doing: Doing) -> list[str]:
@@ -267,6 +271,11 @@ def fingerprint(lowered: jax.stages.Lowered, options: CompilerOptions) -> str:
 def is_as_before(name: str, program: str, programs: Mapping[str, str], doing: Doing) -> bool:
     """Whether the function of this name need not be compiled: its program is that of the baseline."""
     return programs.get(name) == program and not (doing.everything or matches(name, COMPILED_ALWAYS))
+
+
+def is_one_too_many(changed: int, doing: Doing) -> bool:
+    """Whether so many programs of a part are not the baseline's that no more of them are compiled."""
+    return doing.most_changed is not None and changed > doing.most_changed
 
 
 def check(part: Part, names: Sequence[str], kept: dict[str, Any], doing: Doing) -> tuple[int, dict[str, Any]]:
@@ -291,7 +300,7 @@ def check(part: Part, names: Sequence[str], kept: dict[str, Any], doing: Doing) 
             print(f"{target}: the baseline is of {kept['versions']}, this is {versions}: sizes are not compared")
         all_found = dict(kept["functions"]) if same else {}
         programs = dict(kept.get("programs", {})) if same else {}
-        failed = 0
+        failed = changed = 0
         for name, lower in functions():
             if name not in names:
                 continue
@@ -300,6 +309,11 @@ def check(part: Part, names: Sequence[str], kept: dict[str, Any], doing: Doing) 
                 lowered = lower(chips)
                 program = fingerprint(lowered, compiler_options(readers.platform))
                 known = is_as_before(name, program, programs, doing)
+                changed += programs.get(name) != program
+                if not known and is_one_too_many(changed, doing):
+                    failed += 1
+                    print(f"{target}: {name}: not compiled, {MANY_CHANGED}", flush=True)
+                    continue
                 if known:
                     found = all_found[name]  # which may have been written though it is more than anything may have
                 elif readers.tools is not None and name in WITH_MACHINE_CODE:
@@ -320,7 +334,8 @@ def check(part: Part, names: Sequence[str], kept: dict[str, Any], doing: Doing) 
     if tools is not None:
         kept = {**kept, "tools": dict(tools.versions)}
     programs = {name: programs[name] for name in all_found if name in programs}
-    return failed, {**kept, "versions": versions, "programs": programs, "functions": all_found}
+    options = dict(compiler_options(readers.platform))
+    return failed, {**kept, "versions": versions, "options": options, "programs": programs, "functions": all_found}
 
 
 def tools_of(target: str, kept: dict[str, Any], update: bool) -> Tools | None:
@@ -347,12 +362,15 @@ def main() -> int:
         "--all", action="store_true", help="compile also what takes long, and what is as in the baseline"
     )
     parser.add_argument("--update", action="store_true", help="write what is found as the baseline")
+    parser.add_argument(
+        "--most-changed", type=int, help="programs not of the baseline that are compiled, of each target"
+    )
     options = parser.parse_args()
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     nothing: dict[str, Any] = {"versions": {}, "functions": {}}
     failed = missing = 0
     updated: dict[str, Any] = {}
-    doing = Doing(options.all or options.update, options.update)
+    doing = Doing(options.all, options.update, options.most_changed)
     to_run = {part: selected(part, options.only, doing) for target in options.target for part in parts(target)}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(to_run), spawn, max_tasks_per_child=1) as pool:  # libtpu reads its flags only once

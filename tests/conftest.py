@@ -49,7 +49,6 @@ LONGEST_FILES = (
     "tests/jaxctx/engine/adapters/test_loading.py",
     "tests/kernels/test_pallas_tpu.py",
     "tests/kernels/test_mosaic_hopper.py",
-    "tests/e2e/test_engine_processes.py",
     "tests/jaxctx/engine/scheduler/test_deadlines.py",
     "tests/jaxctx/model/test_sharding.py",
     "tests/jaxctx/model/test_goldens.py",

@@ -102,6 +102,7 @@ async def begun(reading: Any) -> str:
     return str((await anext(reading)).text)
 
 
+@pytest.mark.slow
 async def test_killed_frozen_and_restarted(cluster: Cluster, stub: SessionServiceStub) -> None:
     first, second = cluster.engine(), cluster.engine()
     await cluster.until(first, second)

@@ -47,7 +47,7 @@ async def test_a_program_is_drawn(address: str) -> None:
     assert any("first line" in box and "split, done" in box for box in words)
 
 
-@pytest.mark.parametrize("others", [(), pytest.param(("own", "peer"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("others", [(), pytest.param(("own", "peer"), marks=pytest.mark.campaign)])
 async def test_the_benchmark_of_programs(
     address: str, others: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

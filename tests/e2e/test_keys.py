@@ -50,7 +50,7 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("signalled", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("signalled", [pytest.param(False, marks=pytest.mark.campaign), True])
 def test_a_revoked_keys_streams_end_and_its_next_call_is_refused(
     server: Server, file: Path, logged: Path, signalled: bool
 ) -> None:

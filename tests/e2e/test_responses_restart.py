@@ -98,6 +98,7 @@ async def test_every_response_can_be_continued_after_a_kill(start: Start) -> Non
     assert forgotten.id not in names
 
 
+@pytest.mark.slow
 async def test_a_kill_during_a_response_leaves_nothing_of_it(start: Start) -> None:
     server = start()
     async with api_of(server) as api:
@@ -152,6 +153,7 @@ async def test_kills_at_any_time_lose_nothing_that_was_acknowledged(start: Start
         killed(server)
 
 
+@pytest.mark.slow
 async def test_a_response_in_the_background_ends_before_the_server_does(start: Start) -> None:
     server = start()
     async with api_of(server) as api:
@@ -168,7 +170,7 @@ async def test_a_response_in_the_background_ends_before_the_server_does(start: S
         assert cached_tokens(more) >= ended.usage.total_tokens - 1
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 async def test_a_kill_during_a_response_in_the_background_is_told(start: Start) -> None:
     server = start()
     async with api_of(server) as api:

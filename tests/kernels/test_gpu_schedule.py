@@ -88,8 +88,8 @@ def windowed_tokens_in_steps(schedule: Schedule, config: TileConfig, window: int
     "window",
     [
         70,
-        *(pytest.param(window, marks=pytest.mark.slow) for window in (1, 5000)),
-        *(pytest.param(window, marks=pytest.mark.campaign) for window in (15, 16, 200)),
+        pytest.param(1, marks=pytest.mark.slow),
+        *(pytest.param(window, marks=pytest.mark.campaign) for window in (15, 16, 200, 5000)),
     ],
 )
 @pytest.mark.parametrize("kind", ["three_levels", "chunks_and_decode"])

@@ -131,8 +131,10 @@ QUICK_CASES = [
     (Case(64, 16, 128, 4, dtype="float32"), ["three_levels", "nothing"]),
     (Case(50, 16, 128, 4, dtype="int8"), ["one_prefix"]),
     (Case(64, 16, 128, 3, dtype="float32", window=40, soft_cap=1.5), ["chunks_and_decode", "three_levels"]),
-    (Case(50, 16, 64, 4, window=17), ["many_prefixes"]),
     (Case(50, 16, 64, 3, kv_heads=3, has_sinks=True), ["one_prefix"]),  # heads side by side
+]
+SLOW_CASES = [
+    (Case(50, 16, 64, 4, window=17), ["many_prefixes"]),
     (Case(50, 16, 64, 3, kv_heads=3), ["chunks_and_decode"]),  # the second row has room for a fourth head
 ]
 CAMPAIGN_CASES = [
@@ -164,6 +166,7 @@ CAMPAIGN_CASES = [
     ("case", "kinds"),
     [
         *[pytest.param(case, kinds, id=str(case)[5:-1]) for case, kinds in QUICK_CASES],
+        *[pytest.param(case, kinds, id=str(case)[5:-1], marks=pytest.mark.slow) for case, kinds in SLOW_CASES],
         *[pytest.param(case, kinds, id=str(case)[5:-1], marks=pytest.mark.campaign) for case, kinds in CAMPAIGN_CASES],
     ],
 )
@@ -178,7 +181,7 @@ def test_equals_dense_attention(
 
 @pytest.mark.parametrize(
     ("rows", "group"),
-    [(1, 1), pytest.param(1, 4, marks=pytest.mark.campaign), pytest.param(2, 2, marks=pytest.mark.slow), (200, 1)],
+    [(1, 1), pytest.param(1, 4, marks=pytest.mark.campaign), pytest.param(2, 2, marks=pytest.mark.campaign), (200, 1)],
 )
 def test_every_number_of_rows(rng: Generator, visible: Callable, dense: Callable, rows: int, group: int) -> None:
     """One row; a chunk that takes several windows, the last of which reaches back over rows that were visited."""

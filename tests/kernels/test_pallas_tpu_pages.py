@@ -74,17 +74,23 @@ def ids(*numbers: int) -> jax.Array:
 
 QUICK_CASES = [Case(), Case(page_size=64, heads=4, dim=64, dtype="int8", dma="eager")]
 SLOW_CASES = [
-    *(Case(page_size=size, dtype="float32") for size in (64, 128)),
-    *(Case(page_size=size, dtype=dtype) for size in (16, 128) for dtype in ("int8", "float8_e4m3fn")),
-    Case(page_size=128, heads=4, dim=64, dma="eager"),
+    Case(page_size=128, dtype="float32"),
+    Case(page_size=16, dtype="int8"),
     Case(page_size=128, heads=2, dim=64, dtype="float8_e4m3fn"),
     Case(page_size=256, heads=1, dim=256, dtype="int8", dma="eager"),
+]
+CAMPAIGN_CASES = [
+    Case(page_size=64, dtype="float32"),
+    *(Case(page_size=128, dtype=dtype) for dtype in ("int8", "float8_e4m3fn")),
+    Case(page_size=16, dtype="float8_e4m3fn"),
+    Case(page_size=128, heads=4, dim=64, dma="eager"),
 ]
 each_case = pytest.mark.parametrize(
     "case",
     [
         *(pytest.param(case, id=str(case)[5:-1]) for case in QUICK_CASES),
         *(pytest.param(case, id=str(case)[5:-1], marks=pytest.mark.slow) for case in SLOW_CASES),
+        *(pytest.param(case, id=str(case)[5:-1], marks=pytest.mark.campaign) for case in CAMPAIGN_CASES),
     ],
 )
 

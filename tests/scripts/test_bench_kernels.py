@@ -20,7 +20,7 @@ def scripts_on_the_path() -> Iterator[None]:
     sys.path.remove(str(ROOT / "scripts"))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_tiny_run_measures_a_batch_three_ways_and_whole_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

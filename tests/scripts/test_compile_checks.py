@@ -23,6 +23,7 @@ from compiler_output.sass import Loop, MachineCode
 from published_models import PUBLISHED
 
 from jaxctx.engine.plan.memory_planner import TARGETS
+from jaxctx.engine.runner.compiler_options import compiler_options
 from jaxctx.model.config import SHAPES, LayerAttention
 from jaxctx.model.registry import FAMILIES, from_hf
 from jaxctx.model.weights import read_config
@@ -45,6 +46,7 @@ from scripts.compile_checks import (
     fingerprint,
     is_as_before,
     is_checked,
+    is_one_too_many,
     matches,
     parts,
     selected,
@@ -187,6 +189,18 @@ NOW, LATER = Doing(everything=False, update=False), Doing(everything=True, updat
 def test_only_programs_of_the_baseline_are_not_compiled(name: str, program: str, doing: Doing, as_before: bool) -> None:
     programs = dict.fromkeys(("write x", "page load, int8, pages of 128"), "of the baseline")
     assert is_as_before(name, program, programs, doing) == as_before
+
+
+@pytest.mark.parametrize(("most", "compiled"), [(None, 5), (0, 0), (3, 3)])
+def test_of_many_changed_programs_some_are_compiled(most: int | None, compiled: int) -> None:
+    doing = NOW._replace(most_changed=most)
+    assert [is_one_too_many(changed, doing) for changed in range(1, 6)].count(False) == compiled
+
+
+def test_the_baseline_is_of_the_options_that_compilers_are_told() -> None:
+    """With others all programs of a target are changed: CI would compile for an hour."""
+    for target, of_target in kept().items():
+        assert of_target["options"] == compiler_options(TARGETS[target].platform, {}), target
 
 
 def test_steps_of_all_layers_are_left_for_later() -> None:

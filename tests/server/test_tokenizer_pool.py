@@ -79,7 +79,9 @@ async def test_many_empty_messages_leave_the_event_loop(text: ModelText, limits:
     texts.close()
 
 
-@pytest.mark.parametrize("before", [EmptyContext(), MiddleOfSequence()], ids=["empty", "later"])
+@pytest.mark.parametrize(
+    "before", [pytest.param(EmptyContext(), marks=pytest.mark.slow), MiddleOfSequence()], ids=["empty", "later"]
+)
 async def test_a_template_that_never_ends_leaves_the_event_loop_and_is_stopped(
     text: ModelText, limits: Limits, before: ContentPosition
 ) -> None:

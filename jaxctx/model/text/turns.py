@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from jaxctx.model.text.chat import NO_OPTIONS, AnswerFrame, ChatTemplate, Message, TemplateOptions
 from jaxctx.model.text.tokenizer import Tokenizer
-from jaxctx.model.text.tool_calls.harmony import FUNCTIONS, NoHeader, read_header
+from jaxctx.model.text.tool_calls.harmony import FUNCTIONS, MAX_HEADER, NoHeader, read_header
 
 NEAR = 1024  # tokens at the end of a context, where most answers begin
 
@@ -84,7 +84,7 @@ def _with_name(messages: Sequence[Message], answer: str) -> Sequence[Message]:
     if first["role"] != "tool" or "name" in first:
         return messages
     try:
-        header = read_header(answer.strip())
+        header = read_header(answer.strip()[:MAX_HEADER])
     except NoHeader:
         return messages
     recipient = None if header is None else header.recipient

@@ -134,6 +134,7 @@ async def test_an_engine_serves_while_smaller_steps_are_compiled(
         engine.stop()
 
 
+@pytest.mark.slow
 def test_all_is_compiled_before_the_engine_is_ready_if_that_is_asked(echo_served: ServedModel) -> None:
     engine = open_engine(echo_served, replace(SMALL, max_batch_tokens=16), compile_all=True)
     engine.stop()

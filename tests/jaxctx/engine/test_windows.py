@@ -222,7 +222,11 @@ async def run_actors(engine: LocalEngine, seed: int, masks: float, operations: i
 
 @pytest.mark.parametrize(
     ("seed", "masks"),
-    [(1, 0.0), (2, 0.25), *[pytest.param(seed, 0.2 * (seed % 3), marks=pytest.mark.campaign) for seed in range(3, 12)]],
+    [
+        pytest.param(1, 0.0, marks=pytest.mark.slow),
+        (2, 0.25),
+        *[pytest.param(seed, 0.2 * (seed % 3), marks=pytest.mark.campaign) for seed in range(3, 12)],
+    ],
 )
 async def test_any_trace_equals_what_each_context_would_read_alone(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, seed: int, masks: float

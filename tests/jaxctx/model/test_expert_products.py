@@ -182,7 +182,7 @@ def test_the_grouped_product_of_a_tpu(
 @pytest.mark.slow
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the GPU interpreter of JAX 0.12 or newer is needed")
 @by_choice
-@pytest.mark.parametrize("rows", [3, 70])
+@pytest.mark.parametrize("rows", [pytest.param(3, marks=pytest.mark.campaign), 70])
 def test_the_grouped_product_of_a_gpu(rows: int, choice: str) -> None:
     """As an interpreter computes it, with rows of padding behind the others, which belong to no expert."""
     from jax.experimental.pallas import mosaic_gpu

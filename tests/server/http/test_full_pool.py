@@ -31,7 +31,7 @@ def engine_config() -> EngineConfig:
     return replace(CONFIG, pages=40)  # of 16 tokens
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", CALLS)
 async def test_of_pages_that_are_pinned(web: HttpClient, client: jaxctx.aio.Client, name: str, stream: bool) -> None:
     path, body = CALLS[name]

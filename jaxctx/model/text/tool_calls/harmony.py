@@ -39,11 +39,12 @@ FINAL = f"{CHANNEL}final{MESSAGE}"
 FUNCTIONS = "functions."  # before the name of a tool, in a recipient
 STATES = {"analysis": "thoughts", "commentary": "text", "final": "text"}  # of the parser, by channels
 MAX_HEADER = 1024  # characters
-RECIPIENT = r"to=([^\s<]+)"
-BEFORE_CHANNEL = re.compile(rf" *(?:{RECIPIENT} *)?")
+# Nothing here is taken back once it matched: a header that is none would take time with the cube of its length.
+RECIPIENT = r"to=([^\s<]++)"
+BEFORE_CHANNEL = re.compile(rf" *+(?:{RECIPIENT} *+)?")
 BEFORE_CHANNEL_BEGUN = re.compile(r" *(?:t|to|to=[^\s<]* *)?")
 RECIPIENT_BEGUN = re.compile(r" to=[^\s<]* *")  # what a header has begun with, if nothing else follows
-BEHIND_CHANNEL = re.compile(rf" *([a-z]+) *(?:{RECIPIENT} *)?(?:{re.escape(CONSTRAIN)})? *[^\s<]* *")
+BEHIND_CHANNEL = re.compile(rf" *+([a-z]++) *+(?:{RECIPIENT} *+)?(?:{re.escape(CONSTRAIN)})? *+[^\s<]*+ *+")
 BEHIND_CHANNEL_BEGUN = re.compile(rf"[^<\n]*(?:{re.escape(CONSTRAIN)}[^<\n]*)?")
 ANY_END = re.compile("|".join(map(re.escape, ENDS)))
 
@@ -254,9 +255,9 @@ def read_header(text: str) -> Header | None:
         certain = behind[: len(behind) - max(partial_length(behind, mark) for mark in (MESSAGE, CONSTRAIN))]
         _check_begun(text, BEHIND_CHANNEL_BEGUN.fullmatch(certain))
         return None
-    second = BEHIND_CHANNEL.fullmatch(text, named, message)
     size = message + len(MESSAGE)
-    if second is None or size > MAX_HEADER:
+    second = None if size > MAX_HEADER else BEHIND_CHANNEL.fullmatch(text, named, message)
+    if second is None:
         raise NoHeader
     return Header(size, second[1], first[1] or second[2])
 

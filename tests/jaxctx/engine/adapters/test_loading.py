@@ -257,12 +257,12 @@ def seeds(often: int, in_all: int, others: pytest.MarkDecorator) -> pytest.MarkD
     return pytest.mark.parametrize("seed", [pytest.param(seed, marks=each) for seed, each in enumerate(marks)])
 
 
-@seeds(often=8, in_all=24, others=pytest.mark.campaign)
+@seeds(often=4, in_all=24, others=pytest.mark.campaign)
 async def test_random_traces(engine, dense, adapter_dir, seed) -> None:
     await run_trace(engine, dense, adapter_dir, seed)
 
 
-@seeds(often=6, in_all=100, others=pytest.mark.slow)
+@seeds(often=2, in_all=100, others=pytest.mark.slow)
 @pytest.mark.parametrize("shape", ["windows and experts"], indirect=True)
 async def test_random_traces_with_windows_and_experts(engine, dense, adapter_dir, seed) -> None:
     await run_trace(engine, dense, adapter_dir, seed)

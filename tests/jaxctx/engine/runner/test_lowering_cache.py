@@ -53,7 +53,7 @@ def small_sources(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "shapes",
     [
-        lambda runner: runner.custom_mask_shapes[-1:],
+        pytest.param(lambda runner: runner.custom_mask_shapes[-1:], marks=pytest.mark.slow),
         pytest.param(lambda runner: runner.shapes[-1:], marks=pytest.mark.campaign),
     ],
     ids=["under a mask", "of causal rows"],

@@ -86,6 +86,7 @@ def test_a_right_kernel_that_rounds_otherwise_is_equal(dtype: str, kv_dtype: str
     assert 0 < case.to_reference.largest < tolerance.largest / 2
 
 
+@pytest.mark.slow
 def test_what_only_a_whole_step_shows() -> None:
     """A kernel that every layer gives the pages of the first."""
     with plant_kernel(first_layer_only):
