@@ -30,6 +30,9 @@ from jaxctx.engine.grammar.trial import GrammarTrials
 from jaxctx.errors import FailedPrecondition, InvalidArgument, JaxctxError, ResourceExhausted, Unavailable
 from jaxctx.model.sampling import allowed_words
 from jaxctx.model.text import ModelText
+from jaxctx.model.text.json_schemas import References
+from jaxctx.model.text.tool_calls.arguments import MAX_LOOKS
+from jaxctx.model.text.tool_calls.optional_properties import check_optional
 from jaxctx.types import GenerateRequest, OutputFormat
 
 THREADS = 2
@@ -48,6 +51,7 @@ LIMITS: Mapping[str, Any] = {
 # White space between the parts of a JSON text. A model that begins with it may go on for ever, if it is not bounded.
 JSON_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 ANY_OBJECT = '{"type": "object"}'
+JSON_SCHEMA = "output_format.json_schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,10 @@ class _Source:
 
     field: str
     grammar: str
+
+
+class _LargeSchema(Exception):
+    """A schema is not looked through to its end."""
 
 
 class GrammarCompiler:
@@ -272,7 +280,7 @@ def _format_key(tenant: str, output_format: OutputFormat) -> _FormatKey:
 def _source(output_format: OutputFormat) -> _Source:
     """Raises InvalidArgument if no field of the format is set, or the schema is not JSON."""
     if output_format.json_schema is not None:
-        return _Source("output_format.json_schema", _schema_grammar(output_format.json_schema))
+        return _Source(JSON_SCHEMA, _schema_grammar(output_format.json_schema))
     if output_format.regex is not None:
         return _Source("output_format.regex", llguidance.LLMatcher.grammar_from_regex(output_format.regex))
     if output_format.grammar is not None:
@@ -285,14 +293,43 @@ def _source(output_format: OutputFormat) -> _Source:
 
 
 def _schema_grammar(schema: str) -> str:
-    """The grammar of a schema. What the schema says of white space, under "x-guidance", goes before our default."""
+    """The grammar of a schema. What the schema says of white space, under "x-guidance", goes before our default.
+
+    Objects with more optional properties than llguidance follows would fail in the middle of an output. If the schema
+    is lenient, by "x-guidance", it then says nothing but the type.
+    """
     try:
         parsed = json.loads(schema)  # llguidance would take what stands behind it for a part of the grammar
-        if _says_white_space(parsed):
-            return llguidance.LLMatcher.grammar_from_json_schema(schema)
-        return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": JSON_WHITE_SPACE})
+        followed = _followed(parsed)
+        text = schema if followed is parsed else json.dumps(followed)
+        if _says_white_space(followed):
+            return llguidance.LLMatcher.grammar_from_json_schema(text)
+        return llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": JSON_WHITE_SPACE})
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument.field("output_format.json_schema", f"not a JSON object: {brief(str(error))}") from error
+        raise InvalidArgument.field(JSON_SCHEMA, f"not a JSON object: {brief(str(error))}") from error
+
+
+def _followed(schema: Any) -> Any:
+    """The schema, or what is left of a lenient one that cannot be followed. Raises InvalidArgument."""
+    if not isinstance(schema, dict):
+        return schema
+    options, left = schema.get("x-guidance"), MAX_LOOKS
+
+    def look(count: int) -> None:
+        nonlocal left
+        left -= count
+        if left < 0:
+            raise _LargeSchema
+
+    try:
+        check_optional(schema, References(schema), look, JSON_SCHEMA)
+    except _LargeSchema:  # whether it can be followed is seen in the output
+        return schema
+    except InvalidArgument:
+        if not isinstance(options, dict) or options.get("lenient") is not True:
+            raise
+        return {name: schema[name] for name in ("type", "x-guidance") if name in schema}
+    return schema
 
 
 def _says_white_space(schema: object) -> bool:

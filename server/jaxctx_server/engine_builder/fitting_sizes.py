@@ -6,8 +6,9 @@ from dataclasses import replace
 import jax
 from jax.sharding import Mesh
 
-from jaxctx.engine.config import pages_in_host_memory
+from jaxctx.engine.config import page_bytes, pages_in_host_memory
 from jaxctx.engine.default_sizes import ModelMemory, Sizes
+from jaxctx.engine.drafting.sizes import draft_config
 from jaxctx.engine.factory import ServedModel
 from jaxctx.engine.plan.memory_planner import compiling_for, plan_memory
 from jaxctx.engine.runner.attention_choice import require_kernel
@@ -21,10 +22,12 @@ from jaxctx_server.engine_plan import EnginePlan
 from jaxctx_server.engine_settings import (
     choices_of_sizes,
     config_to_measure,
+    engine_config,
     largest_config,
     model_memory,
     params_bytes,
 )
+from jaxctx_server.errors import StartError
 from jaxctx_server.progress import Progress
 
 
@@ -66,21 +69,36 @@ def _sizes_on_cpu(
     """As `fitting_sizes`. `known`: of the machine's memory, once for all devices, and with the draft model's weights.
 
     Pages take memory as they are first used. So that a server is not ended by the system minutes after it said that it
-    is ready, more than the weights leave is refused: InvalidArgument naming `kv_tokens`.
+    is ready, more than the weights leave is refused: InvalidArgument naming `kv_tokens`, or StartError where they leave
+    less than a page.
     """
     sizes = choices_of_sizes(config, "cpu", known)[0]
     page, left = known.page_bytes(sizes.page_size), max(0, known.left_bytes(sizes.max_batch))
     if config.kv_tokens is not None:
-        needed = -(-config.kv_tokens // sizes.page_size) * page
+        needed = _kv_bytes(config, model, draft, sizes, page)
         if needed > left:
             raise InvalidArgument.field(
                 "kv_tokens",
-                f"{config.kv_tokens:,} tokens of KV take {needed >> 20:,} MiB, and the weights leave "
-                f"{left >> 20:,} MiB of the memory that this process may have",
+                f"{config.kv_tokens:,} tokens of KV, other tiers and a draft model take {needed >> 20:,} MiB, "
+                f"and the weights leave {left >> 20:,} MiB of the memory that this process may have",
             )
         return sizes, 0
+    if left < page:
+        raise StartError(
+            f"memory is too small: the weights leave {left >> 10:,} KiB of it, less than a page of KV takes"
+        )
     fitting = min(pages_in_host_memory(model.kv, sizes.page_size, known.share), left // page)
     return sizes, fitting if draft is None else pages_beside_draft(config, model, draft.model, sizes, fitting)
+
+
+def _kv_bytes(config: ServeConfig, model: Model, draft: ServedModel | None, sizes: Sizes, page: int) -> int:
+    """Of all pages in a CPU's memory, where the configuration sets their number; `page` is of one of the model's."""
+    sized = engine_config(config, model, sizes, 0, "cpu")
+    needed = (sized.pages + sized.host_pages) * page
+    if draft is not None:
+        drafting = draft_config(sized, draft.model, config.draft_kv_tokens)
+        needed += drafting.pages * page_bytes(draft.model.kv, drafting.page_size)
+    return needed
 
 
 def largest_program(

@@ -81,6 +81,15 @@ def is_of_later_call(event: OutputEvent) -> bool:
 NO_TOOLS = ToolUse()
 
 
+def check_names(tool_calls: ToolCallFormat, tools: Sequence[Tool]) -> None:
+    """Raise InvalidArgument naming `tools` if a call of one of them would be lost, as its name cannot be read."""
+    for tool in tools:
+        if not tool_calls.can_name(tool.name):
+            raise InvalidArgument.field(
+                "tools", f"have a name that calls of this model cannot have: {tool.name[:80]!r}"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class ChatFormats:
     """How a model writes calls of tools, and its thoughts. None: not at all, or it is not known."""
@@ -100,11 +109,14 @@ class ChatFormats:
         Where calls are free, they may stand in place of a JSON text; where one is demanded, there is no text.
         A demanded call follows the schema of its tool. Should the engine refuse one of them, `looser_format` holds to
         those of strict tools only: no other schema refuses a request.
-        Raises InvalidArgument naming `tools` if the model's format of calls is not known, or `tool_choice`: also where
+        Raises InvalidArgument naming `tools` if the model's format of calls is not known or cannot name one of them, or
+        `tool_choice`: also where
         a call is demanded beside a format that is not JSON.
         """
         if use.is_allowed and self.tool_calls is None:
             raise InvalidArgument.field("tools", "are not supported for this model: its format of calls is not known")
+        if use.is_allowed and self.tool_calls is not None:
+            check_names(self.tool_calls, use.tools)
         if use.demands_call and generate.HasField("output_format"):
             if not is_json(generate.output_format):
                 raise InvalidArgument.field("tool_choice", "must not demand a call of a text that is not JSON")

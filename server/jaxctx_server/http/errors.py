@@ -35,7 +35,9 @@ HTTP_STATUS = {  # by the name of the gRPC status; 500 for all others
 STATUS_OF_REASON = {  # where the reason says more than the gRPC status
     "MODEL_MISMATCH": 409,
     "WRONG_ROLE": 404,
-    "NEVER_FITS": 400,  # clients try again by themselves what has the status 429
+    # Clients try again by themselves what has the status 429: here the same would come of it.
+    "NEVER_FITS": 400,
+    "GRAMMAR_LIMIT": 400,
 }
 TYPE_OF_STATUS = {  # names that clients of both APIs know
     400: "invalid_request_error",

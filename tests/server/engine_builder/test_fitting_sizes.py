@@ -86,11 +86,15 @@ def test_a_cpu_has_the_pages_that_weights_leave(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(fitting_sizes, "pages_in_host_memory", lambda *_: 1 << 20)
     assert machine.build(max_batch=1).pages == 10
     assert machine.build(max_batch=1, kv_tokens=160).pages == 10
-    message = (
-        "--kv-tokens: 161 tokens of KV take [0-9,]+ MiB, and the weights leave [0-9,]+ MiB of the memory that this"
-    )
+    message = "--kv-tokens: 161 tokens of KV, other tiers and a draft model take [0-9,]+ MiB, and the weights leave [0-9,]+ MiB of the memory"
     with pytest.raises(StartError, match=message):
         machine.build(max_batch=1, kv_tokens=161)
+    assert machine.build(max_batch=1, kv_tokens=80, disk_tokens=160).host_pages == 5
+    with pytest.raises(StartError, match="--kv-tokens: 81 tokens"):
+        machine.build(max_batch=1, kv_tokens=81, disk_tokens=160)  # host memory has as many once more
     monkeypatch.setattr(fitting_sizes, "pages_in_host_memory", lambda *_: 9)
     assert machine.build(max_batch=1).pages == 9, "of the share of memory"
+    machine.memory = page + kept - 1
+    with pytest.raises(StartError, match=r"too small: the weights leave [0-9,]+ KiB of it, less than a page"):
+        machine.build(max_batch=1)
     assert not machine.planned

@@ -56,6 +56,16 @@ async def test_when_an_output_is_held_to_calls(use: ToolUse, is_held: bool) -> N
     assert (await prepared(use)).HasField("output_format") == is_held
 
 
+async def test_a_tool_whose_calls_would_be_lost_is_refused() -> None:
+    """A format without quotes ends a name at a space; who may not be called may have any name."""
+    spoken = stored_tools([TEXT.replace("look", "look up")])
+    channels = ChatFormats(TOOL_CALL_FORMATS["harmony"], REASONING_FORMATS["harmony"], {})
+    with pytest.raises(InvalidArgument, match="'look up'"):
+        await prepared(ToolUse(tools=[TOOL, *spoken]), channels)
+    await prepared(ToolUse(tools=[*spoken], choice="none"), channels)
+    await prepared(ToolUse(tools=[TOOL, *spoken]))
+
+
 async def test_a_named_tool_is_called_once() -> None:
     named = await prepared(ToolUse(tools=[TOOL], choice="named", name="look"))
     alone = await prepared(ToolUse(tools=[TOOL], choice="named", name="look", parallel=False))

@@ -26,6 +26,7 @@ def test_who_may_wait_is_told_how_long() -> None:
         (errors.FailedPrecondition("other", reason="MODEL_MISMATCH"), 409, "conflict_error"),
         (HttpError(413, "large"), 413, "request_too_large"),
         (errors.ResourceExhausted("full"), 429, "rate_limit_error"),
+        (errors.ResourceExhausted("never", reason="GRAMMAR_LIMIT"), 400, "invalid_request_error"),
         (errors.Internal("defect"), 500, "api_error"),
         (errors.Unavailable("loading"), 503, "overloaded_error"),
         (errors.DeadlineExceeded("late"), 504, "timeout_error"),

@@ -15,6 +15,7 @@
 """
 
 import hashlib
+import re
 import secrets
 import string
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,6 +41,7 @@ from jaxctx.model.text.tool_calls.harmony import (
 from jaxctx.model.text.tool_calls.harmony_grammar import harmony_grammar, text_grammar
 from jaxctx.model.text.tool_calls.parser import ToolCallParser
 from jaxctx.model.text.tool_calls.readers import (
+    NAME_LETTERS,
     ArgumentsReader,
     ClosedReader,
     ListReader,
@@ -53,6 +55,8 @@ from jaxctx.model.text.tool_calls.readers import (
 from jaxctx.model.text.tool_calls.reasoning import ReasoningFormat
 
 ALPHANUMERIC = string.ascii_letters + string.digits
+LONGEST_NAME = 128  # characters of a tool's; readers stop at twice as many
+NAME_CLASS = f"[{re.escape(''.join(sorted(NAME_LETTERS)))}]"  # where a name stands in no JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +70,17 @@ class ToolCallFormat:
     is_bare: bool = False  # an object at the start of an output is a call without the mark
     call_id_length: int | None = None  # of ids: so many letters and digits, or the template refuses them
     result_role: str = "tool"  # of results, where the template leaves the role to who sends it
+    name_letters: str = "."  # of tools that it can name: an expression of one character
     ends: tuple[str, ...] = ()  # tokens with which an output ends beside those that a model's files declare
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts of the format that may be special tokens of a tokenizer."""
         return tuple(dict.fromkeys([self.opening, *self.syntax.markers]))
+
+    def can_name(self, name: str) -> bool:
+        """Whether a call of a tool of this name can be read."""
+        return re.fullmatch(f"(?:{self.name_letters}){{1,{LONGEST_NAME}}}", name, re.DOTALL) is not None
 
     def parser(
         self,
@@ -240,6 +249,7 @@ MISTRAL = ToolCallFormat(
 )
 MISTRAL_NAMED = ToolCallFormat(
     name="mistral_named",
+    name_letters=NAME_CLASS,
     opening="[TOOL_CALLS]",
     make_reader=mistral_reader,
     call_id_length=9,
@@ -288,6 +298,7 @@ FUNCTOOLS = ToolCallFormat(
 )
 OLMO3 = ToolCallFormat(
     name="olmo3",
+    name_letters=NAME_CLASS,
     opening="<function_calls>",
     make_reader=PythonReader,
     syntax=CallSyntax(
@@ -305,6 +316,7 @@ OLMO3 = ToolCallFormat(
 )
 QWEN3_CODER = ToolCallFormat(
     name="qwen3_coder",
+    name_letters=r"[^<>\n]",
     opening="<tool_call>",
     make_reader=lambda sink: ClosedReader(sink, ElementReader(sink), "</tool_call>"),
     syntax=CallSyntax(
@@ -321,6 +333,7 @@ QWEN3_CODER = ToolCallFormat(
 )
 HARMONY = HarmonyFormat(
     name="harmony",
+    name_letters=r"[^\s<]",
     opening=CHANNEL,
     make_reader=ArgumentsReader,
     syntax=CallSyntax(

@@ -2,6 +2,9 @@
 its parser, of which there may be 2000. A grammar with more compiles, and then fails in the middle of an output.
 """
 
+import json
+from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -11,22 +14,23 @@ from jaxctx.model.text.json_schemas import Look, References, Schema, schemas_in
 MAX_ITEMS = 1960  # in a row; what is around an object has some too
 # Of an optional property, by what is required of its object: properties before it, behind it, none.
 ITEMS_BEHIND_REQUIRED, ITEMS_BEFORE_REQUIRED, ITEMS_ALONE = 2, 3, 4
+ITEMS_OF_ANOTHER = 1  # alternative, behind what is required of several
 ITEMS_OF_OTHERS = 7  # of an object that may have other properties, where none is required first
 MAX_DEPTH = 100  # of objects that are merged with alternatives, within each other
-TOO_MANY = "have objects with more optional properties than can be followed"
+TOO_MANY = "an object has more optional properties than can be followed"
 
 
-def check_optional(document: Schema, references: References, look: Look) -> None:
-    """Raise InvalidArgument naming `tools` if objects of a schema have more optional properties than can be followed.
+def check_optional(document: Schema, references: References, look: Look, field: str = "tools") -> None:
+    """Raise InvalidArgument naming `field` if objects of a schema have more optional properties than can be followed.
 
     `references`: within the document. `look` is told of what is looked at.
     """
-    items = _Items(references, look)
+    items = _Items(references, look, field)
     waiting: list[Schema] = [document]
     while waiting:
         schema = waiting.pop()
         if max(items.later(schema), items.first(schema)) > MAX_ITEMS:
-            raise InvalidArgument.field("tools", TOO_MANY)
+            raise InvalidArgument.field(field, TOO_MANY)
         waiting += schemas_in(schema)
         waiting += schemas_of(schema.get("allOf"))
 
@@ -70,28 +74,99 @@ class _Beginning(NamedTuple):
 NOTHING = _Beginning(1, 0)
 
 
+class _Required(NamedTuple):
+    """A property that an object must have."""
+
+    name: str
+    value: str | None  # JSON of the only one that it may have; None: any
+
+
+class _Run(NamedTuple):
+    """Properties that follow each other, all required or all optional."""
+
+    length: int
+    required: tuple[_Required, ...]  # empty if they are optional
+
+
+def _may_be_both(values: tuple[str | None, ...], others: tuple[str | None, ...]) -> bool:
+    """Whether what is in front of two runs, the same properties, may be the same text."""
+    return all(None in pair or pair[0] == pair[1] for pair in zip(values, others, strict=True))
+
+
+def only_value(schema: Any) -> str | None:
+    """JSON of the only value of a schema; None if it may have others."""
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema:
+        return json.dumps(schema["const"], sort_keys=True)
+    values = schema.get("enum")
+    return json.dumps(values[0], sort_keys=True) if isinstance(values, list) and len(values) == 1 else None
+
+
 class _Items:
     """Items in a row. Each schema is looked at once, but for alternatives that are merged with themselves."""
 
-    def __init__(self, references: References, look: Look) -> None:
+    def __init__(self, references: References, look: Look, field: str) -> None:
         self._references = references
         self._look = look
+        self._field = field  # of errors
         # By the identity of schemas, and of tuples of them.
         self._known_parts: dict[int, _Parts] = {}
         self._lists: dict[tuple[int, str], tuple[Schema, ...]] = {}
-        self._runs: dict[int, list[tuple[bool, int]]] = {}
+        self._runs: dict[int, list[_Run]] = {}
         self._beginnings: dict[tuple[int, bool], _Beginning] = {}
+        self._later_of_choices: dict[int, int] = {}
+        self._flat: dict[int, list[Schema]] = {}
         self._most_optional: dict[int, int] = {}
         self._open: set[int] = set()  # merged ones that are being looked at
         self._circles = 0  # how often one of these was met again
 
     def later(self, schema: Schema) -> int:
-        """Within an object of the schema, behind a property that is required."""
+        """Within an object of the schema, behind a property that is required: of all alternatives that a text can still
+        be one of.
+        """
         parts = self._parts(schema)
         if parts.are_merged:
             return self._optional_of_one(schema) * ITEMS_BEHIND_REQUIRED
-        runs = [run for each in parts.with_properties for run in self._runs_of(each)[1:]]
-        return max((length for is_required, length in runs if not is_required), default=0) * ITEMS_BEHIND_REQUIRED
+        if not parts.is_choice:
+            return self._most_together([self._later_runs(each) for each in parts.with_properties])
+        key = id(parts.one_of[0])
+        if key not in self._later_of_choices:
+            each = [self._later_runs(one) for one in self._alternatives(parts.one_of[0])]
+            self._later_of_choices[key] = self._most_together(each)
+        return self._later_of_choices[key]
+
+    def _later_runs(self, schema: Schema) -> list[tuple[tuple[_Required, ...], int]]:
+        """Runs of optional properties behind required ones: what is before each, and its length."""
+        parts = self._parts(schema)
+        if parts.are_merged:
+            return []  # it is counted where it is looked at by itself
+        found: list[tuple[tuple[_Required, ...], int]] = []
+        before: tuple[_Required, ...] = ()
+        for run in (run for each in parts.with_properties for run in self._runs_of(each)):
+            if run.required:
+                before += run.required
+            elif before:
+                found.append((before, run.length))
+        return found
+
+    def _most_together(self, alternatives: Sequence[list[tuple[tuple[_Required, ...], int]]]) -> int:
+        """Items of the optional properties that may be next behind the same text, where they are most."""
+        by_names: dict[tuple[str, ...], list[tuple[tuple[_Required, ...], int]]] = {}
+        for runs in alternatives:
+            for before, length in runs:
+                self._look(1)
+                by_names.setdefault(tuple(each.name for each in before), []).append((before, length))
+        most = 0
+        for together in by_names.values():
+            by_values: Counter[tuple[str | None, ...]] = Counter()
+            for before, length in together:
+                items = length * ITEMS_BEHIND_REQUIRED + ITEMS_OF_ANOTHER
+                by_values[tuple(each.value for each in before)] += items
+            for values in by_values:
+                self._look(len(by_values))
+                most = max(most, sum(count for other, count in by_values.items() if _may_be_both(values, other)))
+        return max(0, most - ITEMS_OF_ANOTHER)
 
     def first(self, schema: Schema) -> int:
         """Where a value of the schema begins: of all alternatives."""
@@ -101,6 +176,12 @@ class _Items:
 
     def _alternatives(self, schemas: tuple[Schema, ...]) -> list[Schema]:
         """What a value that is one of these may be, once each: schemas that are no choice of others."""
+        key = id(schemas)
+        if key not in self._flat:
+            self._flat[key] = self._find_alternatives(schemas)
+        return self._flat[key]
+
+    def _find_alternatives(self, schemas: tuple[Schema, ...]) -> list[Schema]:
         found: dict[int, Schema] = {}
         waiting, seen = [*schemas], set[int]()
         while waiting:
@@ -145,10 +226,10 @@ class _Items:
         return beginning
 
     def _begin(self, schema: Schema) -> None:
-        """Look at what is within. Raises InvalidArgument naming `tools` if it is within too many others."""
+        """Look at what is within. Raises InvalidArgument naming the field if it is within too many others."""
         self._look(1)
         if len(self._open) >= MAX_DEPTH:
-            raise InvalidArgument.field("tools", f"have alternatives within each other, {MAX_DEPTH} times")
+            raise InvalidArgument.field(self._field, f"have alternatives within each other, {MAX_DEPTH} times")
         self._open.add(id(schema))
 
     def _own(self, schema: Schema, *, is_alone: bool) -> int:
@@ -156,11 +237,10 @@ class _Items:
         runs = self._runs_of(schema)
         others = 0 if schema.get("additionalProperties") is False else ITEMS_OF_OTHERS
         if not is_alone:
-            return others + ITEMS_ALONE * sum(length for is_required, length in runs if not is_required)
-        is_required, length = runs[0]
-        if is_required:
+            return others + ITEMS_ALONE * sum(run.length for run in runs if not run.required)
+        if runs[0].required:
             return 1
-        return others + length * (ITEMS_ALONE if len(runs) == 1 else ITEMS_BEFORE_REQUIRED)
+        return others + runs[0].length * (ITEMS_ALONE if len(runs) == 1 else ITEMS_BEFORE_REQUIRED)
 
     def _optional_of_one(self, schema: Schema) -> int:
         """How many optional properties one object has at most."""
@@ -171,7 +251,7 @@ class _Items:
             return 0
         parts, circles = self._parts(schema), self._circles
         runs = [run for each in parts.with_properties for run in self._runs_of(each)]
-        count = sum(length for is_required, length in runs if not is_required)
+        count = sum(run.length for run in runs if not run.required)
         self._begin(schema)
         for alternatives in parts.one_of:
             count += max((self._optional_of_one(one) for one in self._alternatives(alternatives)), default=0)
@@ -213,16 +293,20 @@ class _Items:
             self._lists[key] = tuple(schemas_of(schema.get(name)))
         return self._lists[key]
 
-    def _runs_of(self, schema: Schema) -> list[tuple[bool, int]]:
-        """The properties in their order: whether some that follow each other are required, and how many they are."""
+    def _runs_of(self, schema: Schema) -> list[_Run]:
+        """The properties in their order."""
         if id(schema) not in self._runs:
             properties, required = schema.get("properties"), schema.get("required")
             properties = properties if isinstance(properties, dict) else {}  # it may be no schema
             required = required if isinstance(required, list) else []
             self._look(len(properties) + len(required))
             names = {name for name in required if isinstance(name, str)}
-            runs = groupby(name in names for name in properties)
-            self._runs[id(schema)] = [(is_required, sum(1 for _ in run)) for is_required, run in runs]
+            runs: list[_Run] = []
+            for is_required, group in groupby(properties, key=names.__contains__):
+                listed = [*group]
+                values = [_Required(name, only_value(properties[name])) for name in listed if is_required]
+                runs.append(_Run(len(listed), tuple(values)))
+            self._runs[id(schema)] = runs
         return self._runs[id(schema)]
 
 

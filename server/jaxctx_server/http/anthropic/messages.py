@@ -159,11 +159,13 @@ def output_events(answer: Answer, found: Sequence[OutputEvent]) -> list[Json]:
             case ReasoningDelta(text):
                 events += answer.content.thinking(text)
             case ToolCallStart(_, name):
-                answer.has_calls = True
                 events += answer.content.start_call(new_call_id(), name)
             case ToolCallArguments(_, fragment):
                 events += answer.content.call_arguments(fragment)
-            case ToolCallEnd():
+            case ToolCallEnd(_, is_complete):
+                answer.has_calls |= (
+                    is_complete  # a client runs what it is told to run: no call whose arguments are lost
+                )
                 events += answer.content.close()
     return events
 

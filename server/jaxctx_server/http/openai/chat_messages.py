@@ -60,9 +60,9 @@ def parse_message(index: int, message: object) -> dict[str, Any]:
     for name in ("name", "tool_call_id"):
         if fields.get(name) is not None:
             parsed[name] = text_in(f"{path}.{name}", fields[name])
-    thoughts = fields.get("reasoning_content", fields.get("reasoning"))
-    if thoughts is not None:
-        parsed["reasoning"] = text_in(f"{path}.reasoning_content", thoughts)
+    for name in ("reasoning", "reasoning_content"):  # of both the latter counts; typed clients send all fields, as null
+        if fields.get(name) is not None:
+            parsed["reasoning"] = text_in(f"{path}.{name}", fields[name])
     return parsed
 
 

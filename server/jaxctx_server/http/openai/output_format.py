@@ -2,7 +2,7 @@
 
 | field | values |
 |---|---|
-| response_format | {"type": "text" / "json_object" / "json_schema" / "grammar"} |
+| response_format | {"type": "text" or "json_object" or "json_schema" or "grammar"}; an object may have a `schema` |
 | structured_outputs | an object with one of json, json_object, regex, choice, grammar |
 | guided_json, guided_json_object, guided_regex, guided_choice, guided_grammar | that value by itself |
 | regex, json_schema | that value by itself |
@@ -52,7 +52,9 @@ def parse_response_format(name: str, value: Any) -> OutputFormat | None:
         case "text" | None if not value or value.get("type") == "text":
             return None
         case "json_object":
-            return OutputFormat(json_object=True)
+            if value.get("schema") is None:
+                return OutputFormat(json_object=True)
+            return json_schema(f"{name}.schema", value["schema"], is_strict=False)
         case "json_schema":
             described = value.get("json_schema")
             if not isinstance(described, dict):

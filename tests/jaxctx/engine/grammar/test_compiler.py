@@ -358,3 +358,16 @@ async def test_a_model_without_an_end_of_sequence_token_is_said() -> None:
         await compiler.compile("", OutputFormat(json_object=True))
     assert refused.value.reason == "NO_OUTPUT_FORMAT"
     compiler.close()
+
+
+async def test_more_optional_properties_than_can_be_followed(echo: GrammarCompiler) -> None:
+    """They would end an output in its middle. Of a lenient schema the type is left."""
+    many: dict[str, Any] = {"type": "object", "properties": {f"p{place}": {} for place in range(600)}}
+    with pytest.raises(InvalidArgument) as raised:
+        await echo.compile("", OutputFormat(json_schema=json.dumps(many)))
+    assert [violation.field for violation in raised.value.violations] == ["output_format.json_schema"]
+    lenient = many | {"x-guidance": {"lenient": True, "whitespace_flexible": False}}
+    (start,) = await prepared(echo, OutputFormat(json_schema=json.dumps(lenient)))
+    for token in b'{"p599":':
+        assert token in allowed(start.matcher.mask())
+        start.matcher.take(token)

@@ -136,6 +136,14 @@ class TestTools:
             assert (call.name, call.input) == ("get_weather", {"place": "Reykjavík"})
             assert call.id.startswith("toolu_")
 
+    async def test_a_call_that_is_no_json_is_not_to_be_run(self) -> None:
+        """The API has objects only: its arguments are lost, and the answer does not end for its sake."""
+        broken = '<tool_call>{"name": "get_weather", "arguments": {"place": "Reykjavík", "only": old}}</tool_call>'
+        async with scripted_server(broken) as scripted, anthropic_client(scripted.web) as claude:
+            fields: Any = {"model": "fake", "max_tokens": 50, "messages": [user("Weather?")], "tools": [WEATHER]}
+            message = await claude.messages.create(**fields)
+        assert message.stop_reason == "end_turn"
+
     async def test_several_calls_and_their_results(self) -> None:
         async with (
             scripted_server(*self.CALL, "\n", *self.CALL) as scripted,

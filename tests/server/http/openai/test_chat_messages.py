@@ -49,6 +49,14 @@ PARSED_CALL = {"id": "1", "name": "f", "arguments": '{"a":1}'}
             {"role": "assistant", "content": "x", "reasoning_content": "y"},
             {"role": "assistant", "content": "x", "reasoning": "y"},
         ),
+        (
+            {"role": "assistant", "content": "x", "reasoning_content": None, "reasoning": "y"},
+            {"role": "assistant", "content": "x", "reasoning": "y"},
+        ),
+        (
+            {"role": "assistant", "content": "x", "reasoning_content": "z", "reasoning": "y"},
+            {"role": "assistant", "content": "x", "reasoning": "z"},
+        ),
     ],
 )
 def test_a_message(message: Any, expected: dict[str, Any]) -> None:
@@ -72,7 +80,7 @@ def test_a_message(message: Any, expected: dict[str, Any]) -> None:
             "tool_calls[0].function.arguments",
         ),
         ({"role": "assistant", "tool_calls": [{"id": 5, "function": {"name": "f"}}]}, "tool_calls[0].id"),
-        ({"role": "assistant", "content": "x", "reasoning": 5}, "reasoning_content"),
+        ({"role": "assistant", "content": "x", "reasoning": 5}, "reasoning"),
         ({"role": "user", "content": "x", "function_call": {"name": "f"}}, "function_call"),
         ({"role": "assistant", "function_call": {"name": "f"}, "tool_calls": [CALL]}, "function_call"),
         ({"role": "assistant", "function_call": {"arguments": "{}"}}, "function_call.name"),

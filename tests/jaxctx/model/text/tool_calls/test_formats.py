@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from jaxctx.model.registry import FAMILIES
-from jaxctx.model.text.tool_calls import TOOL_CALL_FORMATS, reasoning_format, tool_call_format
+from jaxctx.model.text.tool_calls import (
+    TOOL_CALL_FORMATS,
+    ToolCallFormat,
+    ToolCallStart,
+    reasoning_format,
+    tool_call_format,
+)
 from jaxctx.model.text.tool_calls.formats import FAMILY_FORMATS
 from tests.tool_call_events import parse
 
@@ -112,3 +118,15 @@ def test_ids_of_calls(name: str) -> None:
         assert len(made) == 9
         assert made.isalnum()
         assert made == each.template_call_id(foreign) != each.template_call_id(foreign + "0")
+
+
+@pytest.mark.parametrize("name", ["f", "get_weather", "a.b-c:d/e", "get weather", "wetter_für", "a$b", "2x", "x" * 128])
+@pytest.mark.parametrize("tool_format", TOOL_CALL_FORMATS.values(), ids=TOOL_CALL_FORMATS)
+def test_a_call_is_found_by_all_names_that_a_format_says_it_can_name(tool_format: ToolCallFormat, name: str) -> None:
+    parser = tool_format.parser(tool_names=[name])
+    found = parser.feed(tool_format.text([(name, {"a": 1})])) + parser.finish()
+    is_found = any(isinstance(event, ToolCallStart) and event.name == name for event in found)
+    assert is_found == tool_format.can_name(name)
+    assert tool_format.can_name("get_weather")
+    assert not tool_format.can_name("x" * 129)
+    assert not tool_format.can_name("")

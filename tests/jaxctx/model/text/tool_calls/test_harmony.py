@@ -20,7 +20,7 @@ from jaxctx.model.text.tool_calls import (
     ToolCallStart,
 )
 from jaxctx.model.text.tool_calls.formats import HARMONY
-from jaxctx.model.text.tool_calls.harmony import MARKS, MAX_HEADER
+from jaxctx.model.text.tool_calls.harmony import MARKS, MAX_HEADER, NoHeader, read_header
 from tests.tool_call_events import Read, parse
 
 THOUGHTS = "<|channel|>analysis<|message|>"
@@ -309,3 +309,15 @@ def test_long_outputs_take_linear_time(body: str, size: int) -> None:
         return best
 
     assert seconds(8000) < 10 * seconds(2000)
+
+
+@pytest.mark.parametrize(
+    "begin", ["<|channel|>a", "<|channel|>a to=x", " to=x", "<|channel|>", "<|channel|>a <|constrain|>"]
+)
+@pytest.mark.parametrize("filler", [" ", "a", "to=x "])
+def test_a_long_text_that_is_no_header_is_one_at_once(begin: str, filler: str) -> None:
+    """A client may write one into a context. Where it could be cut at any place, its time grew with the cube of it."""
+    with pytest.raises(NoHeader):
+        read_header(f"<|start|>assistant{begin}{filler * 100_000}x y<|channel|>z y<|message|>")
+    text = begin + filler * (900 // len(filler)) + "x y<|message|>Yes"
+    assert parse(HARMONY.parser(), [text]) == parse(HARMONY.parser(), list(text)) == Read(text=text, order="t")
