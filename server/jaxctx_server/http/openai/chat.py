@@ -53,6 +53,7 @@ class ChatRequest:
     messages: ChatMessages
     tools: ChatTools
     tells_logprobs: bool
+    tells_thoughts: bool
     options: ChatOutputOptions | None = None  # once the model is known
     form: AnswerForm = CHAT
     chosen: int | None = None
@@ -96,6 +97,7 @@ class ChatRequest:
             tokens_as_ids=self.shared.tokens_as_ids,
             return_token_ids=self.shared.return_token_ids,
             are_functions=self.tools.are_functions,
+            tells_thoughts=self.tells_thoughts,
         )
 
     def new_output(self, prompt: Prompt, pieces: TokenPieces) -> ChatOutput:
@@ -138,6 +140,7 @@ def parse_chat(data: bytes) -> ChatRequest:
         messages=parse_messages(fields, tools),
         tools=tools,
         tells_logprobs=tells_logprobs,
+        tells_thoughts=parse_truth_of(fields, "include_reasoning", True),
     )
 
 

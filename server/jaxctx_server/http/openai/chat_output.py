@@ -36,6 +36,7 @@ class ChatOutputOptions:
     tokens_as_ids: bool
     return_token_ids: bool
     are_functions: bool = False  # a call is told in the older form, `function_call`
+    tells_thoughts: bool = True
 
     def parser(self) -> OutputParser | None:
         """A parser of one output. None: all of it is text."""
@@ -77,7 +78,7 @@ class ChatOutput:
             match event:
                 case TextDelta(text):
                     self._texts.append(text)
-                case ReasoningDelta(text):
+                case ReasoningDelta(text) if self._options.tells_thoughts:
                     self._reasoning.append(text)
                 case ToolCallStart(_, name):
                     self._calls.append(self._new_call(name))
@@ -158,7 +159,7 @@ class ChatOutput:
             match event:
                 case TextDelta(text):
                     deltas.append(text_delta(text))
-                case ReasoningDelta(text):
+                case ReasoningDelta(text) if self._options.tells_thoughts:
                     thought = json_text(text)
                     deltas.append(f'"reasoning_content":{thought},"reasoning":{thought}')
                 case ToolCallStart(index, name):

@@ -54,6 +54,7 @@ COMPLETION_FIELDS = ("prompt", "echo", "best_of")
 CHAT_FIELDS = (
     *("messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort"),
     *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "functions", "function_call"),
+    "include_reasoning",
 )
 """Fields that only chat has."""
 
@@ -97,6 +98,8 @@ UNSUPPORTED_FIELDS: Mapping[str, Collection[Any]] = {
     "typical_p": (1, 1.0),
     "verbosity": VERBOSITIES,  # it changes nothing
     "modalities": (*NOTHING, ["text"]),
+    "separate_reasoning": (True,),
+    "thinking_token_budget": NOTHING,
 }
 """Fields that are refused, and the values with which each asks for nothing."""
 
@@ -111,6 +114,7 @@ UNSUPPORTED_IN_COMPLETIONS: Mapping[str, Collection[Any]] = {
     "chat_template_kwargs": NOTHING,
     "add_generation_prompt": (True,),
     "continue_final_message": NOTHING,
+    "include_reasoning": (True, False),
 }
 """Fields of chat, and the values with which they ask completions for nothing. `messages` is left unread."""
 

@@ -412,6 +412,7 @@ def chat_schemas() -> dict[str, Json]:
                 "verbosity": {"enum": list(VERBOSITIES), "description": "Changes nothing."},
                 "chat_template_kwargs": {"type": "object"},
                 "add_generation_prompt": TRUTH,
+                "include_reasoning": {**TRUTH, "description": "False leaves thoughts out of the answer."},
                 "continue_final_message": TRUTH,
                 "add_special_tokens": {"const": False},
                 **SHARED_FIELDS,

@@ -212,8 +212,10 @@ class TestThoughts:
         script = ("<th", "ink>First, ", "this.</think>", "\n\nThat.")
         async with scripted_server(*script, reasoning="think") as scripted, openai_client(scripted.web) as api:
             told = await ask(api, streams)
+            silent = await ask(api, streams, extra_body={"include_reasoning": False})
         assert (told.reasoning, told.text, told.finish_reason) == ("First, this.", "That.", "stop")
         assert told.usage.completion_tokens_details.reasoning_tokens == 3
+        assert (silent.reasoning, silent.text, silent.usage) == ("", "That.", told.usage)
 
     async def test_that_are_all(self, streams: bool) -> None:
         server = scripted_server("<think>on ", "and on", finish=FinishReason.LENGTH, reasoning="think")
