@@ -98,7 +98,7 @@ class RemoteEngine(ProgramEngine):
     ) -> None:
         """`key` is the cluster's (empty: none), `clock` the one of callers' deadlines. `credentials` None: without TLS.
 
-        An engine that does not report its load within `silence_s` is taken for lost. Call `aclose` at the end.
+        `stats` takes `silence_s` at most. Call `aclose` at the end.
         """
         self.attention_status: Attention | None = None
         self._channel = engine_channel(address, credentials)
@@ -121,13 +121,9 @@ class RemoteEngine(ProgramEngine):
         return self._adapter_revisions
 
     async def stats(self) -> EngineStats:
-        """Load and memory now. An engine that does not answer this answers nothing else: all calls end with it."""
+        """Load and memory now. Other calls go on whatever becomes of this one: see `end_calls`."""
         caller = Caller(deadline=self._clock() + self._silence_s)
-        try:
-            response = await self.call(self.admin.GetStats, caller, admin_service_pb2.GetStatsRequest())
-        except BaseException:
-            self._cut()
-            raise
+        response = await self.call(self.admin.GetStats, caller, admin_service_pb2.GetStatsRequest())
         engine = convert.engine_status_from_proto(response.engines[0])
         self.info = engine.info
         self._adapter_revisions = engine.adapters
@@ -260,11 +256,11 @@ class RemoteEngine(ProgramEngine):
     async def aclose(self) -> None:
         """End all calls, and make no more."""
         self._is_gone = True
-        self._cut()
+        self.end_calls()
         await self._channel.close()
 
-    def _cut(self) -> None:
-        """Cancel all calls under way, which then raise Unavailable (ENGINE_LOST)."""
+    def end_calls(self) -> None:
+        """End all calls under way, which then raise Unavailable (ENGINE_LOST): the engine is taken for lost."""
         calls, self._calls = self._calls, set()
         for call in calls:
             call.cancel()
@@ -301,7 +297,7 @@ class RemoteEngine(ProgramEngine):
         except asyncio.CancelledError:
             task = asyncio.current_task()
             caller_was_cancelled = task is not None and task.cancelling() > 0
-            if call in self._calls or caller_was_cancelled:  # not `_cut`, or not `_cut` alone
+            if call in self._calls or caller_was_cancelled:  # not `end_calls`, or not `end_calls` alone
                 raise
             raise engine_lost() from None
         finally:

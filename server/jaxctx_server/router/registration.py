@@ -56,7 +56,7 @@ class EngineRegistration:
         )
         async with aclosing(remote) as engine:
             await engine.stats()  # Unavailable if it cannot be reached there
-            watch = asyncio.create_task(state.engines.watch(address, engine, engine.encode))
+            watch = asyncio.create_task(state.engines.watch(address, engine, engine.encode, end_calls=engine.end_calls))
             before = state.programs.watching.get(address)
             state.programs.watching[address] = watch
             try:

@@ -288,36 +288,47 @@ async def forwarder(serving: FakeServer) -> AsyncIterator[ConnectionForwarder]:
 @pytest.fixture
 async def forwarded_engine(forwarder: ConnectionForwarder) -> AsyncIterator[RemoteEngine]:
     """An engine that has answered, and can be cut off."""
-    engine = RemoteEngine(f"127.0.0.1:{forwarder.port}", "incarnation-1", "secret", time.monotonic, silence_s=0.1)
+    engine = RemoteEngine(f"127.0.0.1:{forwarder.port}", "incarnation-1", "secret", time.monotonic)
     await engine.stats()
+    engine._silence_s = 0.1
     yield engine
     await engine.aclose()
 
 
-async def test_calls_end_when_the_engine_falls_silent(
+async def until_under_way(engine: RemoteEngine) -> None:
+    """Wait until a call to the engine has begun."""
+    async with asyncio.timeout(10):
+        while not engine._calls:
+            await asyncio.sleep(0)
+
+
+async def test_calls_end_when_the_engine_is_taken_for_lost(
     forwarded_engine: RemoteEngine, forwarder: ConnectionForwarder
 ) -> None:
     forwarder.open.clear()
     creating = asyncio.create_task(forwarded_engine.create(ALICE, types.CreateContextRequest()))
+    await until_under_way(forwarded_engine)
+    forwarded_engine.end_calls()
+    with pytest.raises(errors.Unavailable) as raised:
+        await asyncio.wait_for(creating, 10)
+    assert raised.value.reason == "ENGINE_LOST"
+
+
+async def test_calls_go_on_when_the_load_is_not_told_or_asking_for_it_is_cancelled(
+    forwarded_engine: RemoteEngine, forwarder: ConnectionForwarder
+) -> None:
+    """Who asks decides whether the engine is lost: the call of an operator that is cancelled says nothing of it."""
+    forwarder.open.clear()
+    creating = asyncio.create_task(forwarded_engine.create(ALICE, types.CreateContextRequest()))
+    await until_under_way(forwarded_engine)
     with pytest.raises(errors.DeadlineExceeded):
         await forwarded_engine.stats()
-    with pytest.raises(errors.Unavailable) as raised:
-        await asyncio.wait_for(creating, 10)
-    assert raised.value.reason == "ENGINE_LOST"
-
-
-async def test_calls_end_when_asking_for_the_load_is_cancelled(
-    forwarded_engine: RemoteEngine, forwarder: ConnectionForwarder
-) -> None:
-    """As the registry does after its own time limit."""
-    forwarder.open.clear()
     forwarded_engine._silence_s = 60.0
-    creating = asyncio.create_task(forwarded_engine.create(ALICE, types.CreateContextRequest()))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(forwarded_engine.stats(), 0.1)
-    with pytest.raises(errors.Unavailable) as raised:
-        await asyncio.wait_for(creating, 10)
-    assert raised.value.reason == "ENGINE_LOST"
+    forwarder.open.set()
+    info = await asyncio.wait_for(creating, 10)
+    assert info.context_id
 
 
 async def test_a_cancelled_caller_is_cancelled_though_its_engine_falls_silent_at_that_moment(
@@ -325,10 +336,8 @@ async def test_a_cancelled_caller_is_cancelled_though_its_engine_falls_silent_at
 ) -> None:
     forwarder.open.clear()
     creating = asyncio.create_task(forwarded_engine.create(ALICE, types.CreateContextRequest()))
-    async with asyncio.timeout(10):
-        while not forwarded_engine._calls:
-            await asyncio.sleep(0)
-    forwarded_engine._cut()
+    await until_under_way(forwarded_engine)
+    forwarded_engine.end_calls()
     creating.cancel()
     await asyncio.wait([creating], timeout=10)
     assert creating.cancelled()

@@ -72,6 +72,7 @@ class FakeRemoteEngine(RemoteEngine):
         self.responses: dict[str, Message] = {}  # that an RPC returns instead of what the engine has
         self.gates: dict[str, asyncio.Event] = {}  # that calls of an RPC wait for
         self.streams: dict[str, asyncio.Queue[Message | None]] = {}  # that an RPC streams from; None ends the stream
+        self.times_calls_ended = 0
         self._lifecycle = ServerLifecycle()
         self._lifecycle.set_ready(ServingState.of(self.fake, text, Limits.of(info, queue_limit=64), lambda: NOW))
         self._services: list[Any] = [
@@ -94,6 +95,9 @@ class FakeRemoteEngine(RemoteEngine):
     async def stats(self) -> EngineStats:
         self._adapter_revisions = dict(self.fake.adapter_revisions)
         return STATS
+
+    def end_calls(self) -> None:
+        self.times_calls_ended += 1
 
     async def encode(self, caller: Caller, text: str, start: bool) -> Sequence[int]:
         return [ord(character) for character in text]

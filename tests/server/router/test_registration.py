@@ -193,11 +193,13 @@ async def test_an_engine_that_stops_answering_may_come_back_while_its_call_goes_
     monkeypatch.setattr(empty_router.state.engines, "_heartbeat_s", 0.001)
     call = await begin(registration)
     before = epochs(empty_router)
+    assert connected[0].times_calls_ended == 0
     connected[0].answers = False
     async with asyncio.timeout(10):
         while epochs(empty_router):
             await asyncio.sleep(0.001)
         assert empty_router.engines.may_come_back()
+        assert connected[0].times_calls_ended > 0
         connected[0].answers = True
         while not epochs(empty_router):
             await asyncio.sleep(0.001)
