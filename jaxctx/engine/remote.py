@@ -58,6 +58,7 @@ INCARNATION_HEADER = "jaxctx-incarnation"
 TRACEPARENT_HEADER = "traceparent"  # W3C trace context
 
 ENGINE_CHANNEL_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.enable_http_proxy", 0)]
+OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)  # channels to one address share a connection otherwise
 SILENCE_S = 3.0  # without an answer, after which an engine is taken for lost
 _TEXT_FIELD = model_service_pb2.TokenizeRequest.DESCRIPTOR.fields_by_name["text"]
 MAX_TEXT_BYTES: int = _TEXT_FIELD.GetOptions().Extensions[rules_pb2.rule].max_bytes  # an engine tokenises so many
@@ -73,11 +74,14 @@ def authorization_metadata(key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
-def engine_channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+def engine_channel(
+    address: str, credentials: grpc.ChannelCredentials | None, *more_options: tuple[str, int]
+) -> grpc.aio.Channel:
     """A channel between servers of a cluster. `credentials` None: without TLS."""
+    options = [*ENGINE_CHANNEL_OPTIONS, *more_options]
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=ENGINE_CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=ENGINE_CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 class RemoteEngine(ProgramEngine):
@@ -106,6 +110,10 @@ class RemoteEngine(ProgramEngine):
         self.snapshots = snapshot_service_pb2_grpc.SnapshotServiceStub(self._channel)
         self.models = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self.admin = admin_service_pb2_grpc.AdminServiceStub(self._channel)
+        # A connection has as many streams as its server takes calls (--max-calls). Heartbeats have a connection of
+        # their own, or they would wait for one of those calls to end, and the engine would look lost.
+        self._heartbeat_channel = engine_channel(address, credentials, OWN_CONNECTION)
+        self._heartbeats = admin_service_pb2_grpc.AdminServiceStub(self._heartbeat_channel)
         self._headers = (*authorization_metadata(key), (INCARNATION_HEADER, incarnation))
         self._clock = clock
         self._silence_s = silence_s
@@ -121,9 +129,17 @@ class RemoteEngine(ProgramEngine):
         return self._adapter_revisions
 
     async def stats(self) -> EngineStats:
-        """Load and memory now. Other calls go on whatever becomes of this one: see `end_calls`."""
+        """Load and memory now. Other calls go on whatever becomes of this one: see `end_calls`.
+
+        Raises Unavailable (ENGINE_LOST) also if the connection of other calls cannot be made.
+        """
+        if self._is_gone:
+            raise engine_lost()
+        self._channel.get_state(try_to_connect=True)  # or it would stay unconnected until the next call
         caller = Caller(deadline=self._clock() + self._silence_s)
-        response = await self.call(self.admin.GetStats, caller, admin_service_pb2.GetStatsRequest())
+        response = await self.call(self._heartbeats.GetStats, caller, admin_service_pb2.GetStatsRequest())
+        if self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            raise engine_lost()
         engine = convert.engine_status_from_proto(response.engines[0])
         self.info = engine.info
         self._adapter_revisions = engine.adapters
@@ -258,6 +274,7 @@ class RemoteEngine(ProgramEngine):
         self._is_gone = True
         self.end_calls()
         await self._channel.close()
+        await self._heartbeat_channel.close()
 
     def end_calls(self) -> None:
         """End all calls under way, which then raise Unavailable (ENGINE_LOST): the engine is taken for lost."""

@@ -331,6 +331,47 @@ async def test_calls_go_on_when_the_load_is_not_told_or_asking_for_it_is_cancell
     assert info.context_id
 
 
+async def test_the_load_is_told_however_many_calls_run() -> None:
+    """A connection has no more streams than the server takes calls."""
+    server = FakeServer("127.0.0.1:0", options=[("grpc.max_concurrent_streams", 2)])
+    server.fake.stalls = True
+    engine = RemoteEngine(server.target, "incarnation-1", "secret", time.monotonic, silence_s=10.0)
+    try:
+        outputs = []
+        for context_id in ("a", "b"):
+            server.fake.contexts[context_id] = [1]
+            outputs.append(engine.generate(ALICE, types.GenerateRequest(context_id=context_id)))
+            await anext(outputs[-1])
+        assert (await engine.stats()).pages_total == 10
+        waiting = asyncio.create_task(engine.create(ALICE, types.CreateContextRequest()))
+        assert (await engine.stats()).pages_total == 10
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await engine.aclose()
+        for output in outputs:
+            with pytest.raises(errors.Unavailable):
+                await anext(output)
+    finally:
+        await engine.aclose()
+        server.server.stop(None).wait()
+
+
+async def test_an_engine_that_takes_no_calls_is_lost_though_it_tells_its_load(engine: RemoteEngine) -> None:
+    refusing = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    address = f"127.0.0.1:{refusing.sockets[0].getsockname()[1]}"
+    refused = RemoteEngine(address, "incarnation-1", "secret", time.monotonic)
+    refused._heartbeats = engine._heartbeats  # which come to a server that answers
+    async with asyncio.timeout(30):
+        with pytest.raises(errors.Unavailable) as raised:
+            while True:  # until the first connection has failed
+                await refused.stats()
+                await asyncio.sleep(0.01)
+    assert raised.value.reason == "ENGINE_LOST"
+    await refused.aclose()
+    refusing.close()
+
+
 async def test_a_cancelled_caller_is_cancelled_though_its_engine_falls_silent_at_that_moment(
     forwarded_engine: RemoteEngine, forwarder: ConnectionForwarder
 ) -> None:
