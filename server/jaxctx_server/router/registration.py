@@ -52,7 +52,7 @@ class EngineRegistration:
             self._cluster_key,
             self._clock,
             state.engines.silence_s,
-            None if self._credentials is None else self._credentials(),
+            self._credentials,
         )
         async with aclosing(remote) as engine:
             await engine.stats()  # Unavailable if it cannot be reached there

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.message import Message
 
@@ -23,6 +25,7 @@ from jaxctx.engine.remote import (
     RemoteEngine,
 )
 from jaxctx.v1 import context_service_pb2
+from tests.certificates import root, write_pair
 from tests.connection_forwarder import ConnectionForwarder
 from tests.jaxctx.client.fake_server import FakeServer, FakeService
 
@@ -370,6 +373,46 @@ async def test_an_engine_that_takes_no_calls_is_lost_though_it_tells_its_load(en
     assert raised.value.reason == "ENGINE_LOST"
     await refused.aclose()
     refusing.close()
+
+
+async def test_renewed_credentials_are_taken_when_the_old_ones_make_no_connection_any_more(tmp_path: Path) -> None:
+    """The server ends each connection after a while, so that the next one has the certificate of its time."""
+    pairs = {name: write_pair(tmp_path / name, name) for name in ("old", "new")}
+    certificates = {
+        name: grpc.ssl_server_certificate_configuration([(pair.key.read_bytes(), pair.cert.read_bytes())])
+        for name, pair in pairs.items()
+    }
+    roots = {name: grpc.ssl_channel_credentials(root(name).cert_pem.bytes()) for name in pairs}
+    served = trusted = "old"
+    credentials = grpc.dynamic_ssl_server_credentials(certificates["old"], lambda: certificates[served], False)
+    server = FakeServer("127.0.0.1:0", credentials, [("grpc.max_connection_age_ms", 100)])
+    engine = RemoteEngine(server.target, "i", "secret", time.monotonic, credentials=lambda: roots[trusted])
+    try:
+        server.fake.contexts["a"] = [1]
+        server.fake.stalls = True
+        output = engine.generate(ALICE, types.GenerateRequest(context_id="a"))
+        text = (await anext(output)).text
+        served = "new"
+        async with asyncio.timeout(30):
+            with pytest.raises(errors.Unavailable) as raised:
+                while True:
+                    await engine.stats()
+                    await asyncio.sleep(0.01)
+            assert raised.value.reason == "ENGINE_LOST"
+            trusted = "new"
+            assert (await engine.stats()).pages_total == 10
+            assert (await engine.create(ALICE, types.CreateContextRequest())).context_id
+            await engine.stats()
+            assert len(engine._replaced) == 1, "a call goes on over the channel before"
+            server.fake.stalls = False
+            async for piece in output:
+                text += piece.text
+        assert text == "abcdef"
+        await engine.stats()
+        assert engine._replaced == []
+    finally:
+        await engine.aclose()
+        server.server.stop(None).wait()
 
 
 async def test_a_cancelled_caller_is_cancelled_though_its_engine_falls_silent_at_that_moment(
