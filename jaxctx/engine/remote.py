@@ -109,6 +109,7 @@ class RemoteEngine(ProgramEngine):
         `stats` takes `silence_s` at most. Call `aclose` at the end.
         """
         self.attention_status: Attention | None = None
+        self.incarnation = incarnation  # of the engine's process
         self._address = address
         self._make_credentials = credentials
         self._credentials = None if credentials is None else credentials()
