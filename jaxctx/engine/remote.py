@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from jaxctx import convert
 from jaxctx.engine.interface import Caller, ProgramEngine
-from jaxctx.errors import InvalidArgument, Unavailable
+from jaxctx.errors import InvalidArgument, JaxctxError, Unavailable
 from jaxctx.rpc import CHANNEL_OPTIONS, from_rpc_error
 from jaxctx.types import (
     AdapterInfo,
@@ -50,7 +50,8 @@ from jaxctx.v1 import (
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
-MakeCredentials: TypeAlias = Callable[[], grpc.ChannelCredentials]  # those of a new channel between servers
+# Makes the credentials of a channel between servers: the same object until they are renewed, then another one.
+MakeCredentials: TypeAlias = Callable[[], grpc.ChannelCredentials]
 
 # Headers: see protos/jaxctx/v1/engine_service.proto.
 TENANT_HEADER = "jaxctx-tenant"
@@ -58,6 +59,7 @@ INCARNATION_HEADER = "jaxctx-incarnation"
 TRACEPARENT_HEADER = "traceparent"  # W3C trace context
 
 ENGINE_CHANNEL_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.enable_http_proxy", 0)]
+OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)  # channels to one address share a connection otherwise
 SILENCE_S = 3.0  # without an answer, after which an engine is taken for lost
 _TEXT_FIELD = model_service_pb2.TokenizeRequest.DESCRIPTOR.fields_by_name["text"]
 MAX_TEXT_BYTES: int = _TEXT_FIELD.GetOptions().Extensions[rules_pb2.rule].max_bytes  # an engine tokenises so many
@@ -73,11 +75,14 @@ def authorization_metadata(key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
-def engine_channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+def engine_channel(
+    address: str, credentials: grpc.ChannelCredentials | None, *more_options: tuple[str, int]
+) -> grpc.aio.Channel:
     """A channel between servers of a cluster. `credentials` None: without TLS."""
+    options = [*ENGINE_CHANNEL_OPTIONS, *more_options]
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=ENGINE_CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=ENGINE_CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 class RemoteEngine(ProgramEngine):
@@ -94,24 +99,40 @@ class RemoteEngine(ProgramEngine):
         key: str,
         clock: Callable[[], float],
         silence_s: float = SILENCE_S,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: MakeCredentials | None = None,
     ) -> None:
         """`key` is the cluster's (empty: none), `clock` the one of callers' deadlines. `credentials` None: without TLS.
 
-        An engine that does not report its load within `silence_s` is taken for lost. Call `aclose` at the end.
+        A gRPC channel keeps its credentials. When it cannot be connected again with them, as after a change of roots,
+        and they have been renewed, `stats` makes a new one.
+
+        `stats` takes `silence_s` at most. Call `aclose` at the end.
         """
         self.attention_status: Attention | None = None
-        self._channel = engine_channel(address, credentials)
-        self.contexts = context_service_pb2_grpc.ContextServiceStub(self._channel)
-        self.snapshots = snapshot_service_pb2_grpc.SnapshotServiceStub(self._channel)
-        self.models = model_service_pb2_grpc.ModelServiceStub(self._channel)
-        self.admin = admin_service_pb2_grpc.AdminServiceStub(self._channel)
+        self.incarnation = incarnation  # of the engine's process
+        self._address = address
+        self._make_credentials = credentials
+        self._credentials = None if credentials is None else credentials()
+        self._make_channels()
+        self._replaced: list[tuple[grpc.aio.Channel, frozenset[Any]]] = []  # channels, each with the calls on it
         self._headers = (*authorization_metadata(key), (INCARNATION_HEADER, incarnation))
         self._clock = clock
         self._silence_s = silence_s
         self._adapter_revisions: Mapping[str, str] = {}
         self._calls: set[Any] = set()  # calls under way
         self._is_gone = False
+
+    def _make_channels(self) -> None:
+        """Make the channels with the credentials, and their stubs. They connect when they are used."""
+        self._channel = engine_channel(self._address, self._credentials)
+        self.contexts = context_service_pb2_grpc.ContextServiceStub(self._channel)
+        self.snapshots = snapshot_service_pb2_grpc.SnapshotServiceStub(self._channel)
+        self.models = model_service_pb2_grpc.ModelServiceStub(self._channel)
+        self.admin = admin_service_pb2_grpc.AdminServiceStub(self._channel)
+        # A connection has as many streams as its server takes calls (--max-calls). Heartbeats have a connection of
+        # their own, or they would wait for one of those calls to end, and the engine would look lost.
+        self._heartbeat_channel = engine_channel(self._address, self._credentials, OWN_CONNECTION)
+        self._heartbeats = admin_service_pb2_grpc.AdminServiceStub(self._heartbeat_channel)
 
     # --- The engine and its model
 
@@ -121,18 +142,35 @@ class RemoteEngine(ProgramEngine):
         return self._adapter_revisions
 
     async def stats(self) -> EngineStats:
-        """Load and memory now. An engine that does not answer this answers nothing else: all calls end with it."""
+        """Load and memory now. Other calls go on whatever becomes of this one: see `end_calls`.
+
+        Raises Unavailable (ENGINE_LOST) also if the connection of other calls cannot be made.
+        """
+        await self._close_replaced()
         caller = Caller(deadline=self._clock() + self._silence_s)
+        credentials = self._credentials
         try:
-            response = await self.call(self.admin.GetStats, caller, admin_service_pb2.GetStatsRequest())
-        except BaseException:
-            self._cut()
-            raise
+            response = await self._ask_for_stats(caller)
+        except JaxctxError:
+            self._take_renewed_credentials()
+            if self._credentials is credentials:
+                raise
+            response = await self._ask_for_stats(caller)
         engine = convert.engine_status_from_proto(response.engines[0])
         self.info = engine.info
         self._adapter_revisions = engine.adapters
         self.attention_status = engine.attention
         return engine.stats
+
+    async def _ask_for_stats(self, caller: Caller) -> admin_service_pb2.GetStatsResponse:
+        """The engine's load, if calls to it can be made."""
+        if self._is_gone:
+            raise engine_lost()
+        self._channel.get_state(try_to_connect=True)  # or it would stay unconnected until the next call
+        response = await self.call(self._heartbeats.GetStats, caller, admin_service_pb2.GetStatsRequest())
+        if self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            raise engine_lost()
+        return response
 
     async def clear_cache(self, caller: Caller) -> int:
         response = await self.call(self.admin.ClearCache, caller, admin_service_pb2.ClearCacheRequest())
@@ -260,11 +298,31 @@ class RemoteEngine(ProgramEngine):
     async def aclose(self) -> None:
         """End all calls, and make no more."""
         self._is_gone = True
-        self._cut()
-        await self._channel.close()
+        self.end_calls()
+        for channel in (self._channel, self._heartbeat_channel):
+            await channel.close()
+        await self._close_replaced()
 
-    def _cut(self) -> None:
-        """Cancel all calls under way, which then raise Unavailable (ENGINE_LOST)."""
+    def _take_renewed_credentials(self) -> None:
+        """Make new channels if the credentials have been renewed. Calls under way go on over those before."""
+        if self._make_credentials is None or self._is_gone:
+            return
+        credentials = self._make_credentials()
+        if credentials is self._credentials:
+            return
+        self._credentials = credentials
+        self._replaced += [(self._channel, frozenset(self._calls)), (self._heartbeat_channel, frozenset())]
+        self._make_channels()
+
+    async def _close_replaced(self) -> None:
+        """Close the channels that have been replaced and have no calls under way any more."""
+        unused = [channel for channel, calls in self._replaced if calls.isdisjoint(self._calls)]
+        self._replaced = [each for each in self._replaced if each[0] not in unused]
+        for channel in unused:
+            await channel.close()
+
+    def end_calls(self) -> None:
+        """End all calls under way, which then raise Unavailable (ENGINE_LOST): the engine is taken for lost."""
         calls, self._calls = self._calls, set()
         for call in calls:
             call.cancel()
@@ -301,7 +359,7 @@ class RemoteEngine(ProgramEngine):
         except asyncio.CancelledError:
             task = asyncio.current_task()
             caller_was_cancelled = task is not None and task.cancelling() > 0
-            if call in self._calls or caller_was_cancelled:  # not `_cut`, or not `_cut` alone
+            if call in self._calls or caller_was_cancelled:  # not `end_calls`, or not `end_calls` alone
                 raise
             raise engine_lost() from None
         finally:

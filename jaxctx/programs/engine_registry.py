@@ -229,11 +229,20 @@ class EngineRegistry:
         message = "no engine is there now" if self.max_context_tokens else "no engine has come yet"
         return Unavailable(message, reason="ENGINE_LOST", retry_after_s=1.0)
 
-    async def watch(self, engine_id: str, engine: ProgramEngine, encode: Encode, *, patient: bool = False) -> None:
+    async def watch(
+        self,
+        engine_id: str,
+        engine: ProgramEngine,
+        encode: Encode,
+        *,
+        patient: bool = False,
+        end_calls: Callable[[], None] | None = None,
+    ) -> None:
         """Ask an engine for its load at every heartbeat, and keep it registered while it answers. Never returns.
 
         With `patient` there is no time limit for an answer: an engine in this process may compute one step for longer
-        than `silence_s`.
+        than `silence_s`. `end_calls` ends the calls to the engine that are under way, whenever it has not answered: it
+        answers nothing else then.
         """
         handle = self.register(engine_id, engine, encode)
         try:
@@ -243,6 +252,8 @@ class EngineRegistry:
                         stats = await engine.stats()
                 except Exception:  # whatever it is: the engine does not answer
                     self.lose(handle)
+                    if end_calls is not None:
+                        end_calls()
                 else:
                     if self.handles.get(engine_id) is not handle:
                         handle = self.register(engine_id, engine, encode)

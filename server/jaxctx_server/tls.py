@@ -84,6 +84,7 @@ class TlsStore:
         self._read_stamps: list[Stamp | None] = before if _stamps(files) == before else [NO_STAMP]
         self._seen: list[Stamp | None] = [NO_STAMP]  # by the latest poll
         self._grpc_configuration = self._identity.grpc_configuration
+        self._cluster_credentials: grpc.ChannelCredentials | None = None  # None: not made yet
         self._reload_requested = asyncio.Event()
         _warn_if_not_valid_now(self._identity.certificate, files)
 
@@ -121,9 +122,16 @@ class TlsStore:
         return self._identity.context
 
     def cluster_credentials(self) -> grpc.ChannelCredentials:
-        """Credentials of a channel to another server of the cluster, as they are in force now. Needs a cluster CA."""
-        identity = self._identity
-        return grpc.ssl_channel_credentials(identity.cluster_ca, identity.private_key, identity.certificate_chain)
+        """Credentials of a channel to another server of the cluster, as they are in force now. Needs a cluster CA.
+
+        They are the same object until the files are read again, so that the owner of a channel knows when to renew it.
+        """
+        if self._cluster_credentials is None:
+            identity = self._identity
+            self._cluster_credentials = grpc.ssl_channel_credentials(
+                identity.cluster_ca, identity.private_key, identity.certificate_chain
+            )
+        return self._cluster_credentials
 
     def request_reload(self) -> None:
         """Have `watch` read the files again at once, changed or not."""
@@ -167,6 +175,7 @@ class TlsStore:
             return
         self._identity = identity
         self._grpc_configuration = identity.grpc_configuration
+        self._cluster_credentials = None
         until = identity.certificate.not_valid_after_utc
         log.info("the certificates were read again; the server's own is valid until %s", until.isoformat())
         _warn_if_not_valid_now(identity.certificate, self._files)

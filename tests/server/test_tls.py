@@ -263,6 +263,15 @@ async def test_grpc_goes_on_over_a_reload_and_new_connections_see_it(mutual_file
 # --- reload -----------------------------------------------------------------------------------------------------------
 
 
+async def test_credentials_of_the_cluster_are_the_same_object_until_they_change(pair: Pair, tmp_path: Path) -> None:
+    store = TlsStore(TlsFiles(pair.cert, pair.key, cluster_ca=write_root(tmp_path / "cluster-ca.pem", "servers")))
+    before = store.cluster_credentials()
+    assert store.cluster_credentials() is before
+    write_pair(pair.cert.parent, "new servers")
+    await looked(store)
+    assert store.cluster_credentials() is not before
+
+
 @pytest.mark.parametrize(
     "spoil", [_missing, _cert_is_text, _key_is_text, _key_of_another, _key_encrypted, _roots_empty]
 )

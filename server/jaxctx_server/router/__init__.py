@@ -16,7 +16,8 @@ Engines register and leave, and each context or snapshot is on one of them.
 
 A call for a context or snapshot goes first to the engine where it was last, if that is remembered, then to the others,
 the least loaded first, as long as they answer NotFound. If all do, the answer is NotFound; while an engine that may
-come back does not answer, it is Unavailable (ENGINE_LOST). A new context is made on the least loaded engine, before its
-prompt is known. If its first fill comes next, all engines are asked for a Plan, and the context is created again on the
-engine that has most of the prompt cached.
+come back does not answer, it is Unavailable (ENGINE_LOST), and so it is for a context that is remembered on a process
+which was not among them. A new context is made on the least loaded engine, before its prompt is known. If its first
+fill comes next, all engines are asked for a Plan, and the context is created again on the engine that has most of the
+prompt cached.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic
@@ -89,14 +89,15 @@ class Forwarder:
         async with self._accepted(call):
             placement = await self._placement_of(call)
             refusals = Refusals()
-            for handle in self._candidates(call, placement):
+            candidates = self._candidates(call, placement)
+            for handle in candidates:
                 try:
                     with forwarded(handle, call):
                         engine = remote_engine(handle)
                         return handle, await engine.call(method(engine), call.caller, call.request)
                 except (NotFound, Unavailable, FailedPrecondition) as error:
                     refusals.add(error)
-        raise self._refusal(refusals, placement)
+        raise self._refusal(refusals, placement, candidates)
 
     async def stream(
         self, call: ForwardedCall[RequestT], method: StubStreamMethod[RequestT, ResponseT]
@@ -105,7 +106,8 @@ class Forwarder:
         async with self._accepted(call):
             placement = await self._placement_of(call)
             refusals = Refusals()
-            for handle in self._candidates(call, placement):
+            candidates = self._candidates(call, placement)
+            for handle in candidates:
                 try:
                     with forwarded(handle, call):
                         engine = remote_engine(handle)
@@ -115,7 +117,7 @@ class Forwarder:
                     return
                 except (NotFound, Unavailable, FailedPrecondition) as error:
                     refusals.add(error)
-        raise self._refusal(refusals, placement)
+        raise self._refusal(refusals, placement, candidates)
 
     def _candidates(self, call: ForwardedCall[Any], placement: Placement | None) -> list[EngineHandle]:
         """The engines to ask one after the other, first the one that holds the context."""
@@ -136,10 +138,10 @@ class Forwarder:
             await asyncio.wait([placement.moving])
         return placement
 
-    def _refusal(self, refusals: Refusals, placement: Placement | None) -> JaxctxError:
-        """The error of a call that no engine could answer."""
+    def _refusal(self, refusals: Refusals, placement: Placement | None, asked: Sequence[EngineHandle]) -> JaxctxError:
+        """The error of a call that none of the engines that were asked could answer."""
         error = refusals.most_specific() or self._engines.no_engine_error()
-        was_lost = placement is not None and not self._engines.is_registered(placement.handle)
+        was_lost = placement is not None and not has_same_process(placement.handle, asked)
         if isinstance(error, NotFound) and (self._engines.may_come_back() or was_lost):
             return engine_lost()
         return error
@@ -195,6 +197,12 @@ class Forwarder:
                 await self.ask(find_snapshot, lambda engine: engine.snapshots.GetSnapshot)
             case _:
                 raise ValueError(f"no method of a router finds what {find_rpc} does")
+
+
+def has_same_process(handle: EngineHandle, others: Sequence[EngineHandle]) -> bool:
+    """Whether an engine's process is among those of other handles: lost, and registered again with all that it has."""
+    process = remote_engine(handle).incarnation
+    return any(remote_engine(other).incarnation == process for other in others)
 
 
 @contextmanager

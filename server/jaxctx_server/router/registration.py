@@ -52,11 +52,11 @@ class EngineRegistration:
             self._cluster_key,
             self._clock,
             state.engines.silence_s,
-            None if self._credentials is None else self._credentials(),
+            self._credentials,
         )
         async with aclosing(remote) as engine:
             await engine.stats()  # Unavailable if it cannot be reached there
-            watch = asyncio.create_task(state.engines.watch(address, engine, engine.encode))
+            watch = asyncio.create_task(state.engines.watch(address, engine, engine.encode, end_calls=engine.end_calls))
             before = state.programs.watching.get(address)
             state.programs.watching[address] = watch
             try:

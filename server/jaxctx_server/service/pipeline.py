@@ -33,11 +33,11 @@ from jaxctx_server.metrics.calls import OTHER, CallMetrics
 from jaxctx_server.service.request_reader import METHOD_OF_REQUEST, RequestReader
 
 log = logging.getLogger("jaxctx.calls")
-MAX_OPEN_CALLS = 64  # calls at once of each method that needs no key: streams of Watch leave Check alone
-# Methods whose calls have no span: probes, and what a router asks its engines at every heartbeat.
-UNTRACED = frozenset(
-    ("/jaxctx.v1.AdminService/GetStats", *(method for method, role in METHODS.items() if role is Role.ANYONE)),
-)
+# Calls at once of each method that needs no key, so that streams of Watch leave Check alone; and of heartbeats.
+MAX_OPEN_CALLS = 64
+HEARTBEAT = "/jaxctx.v1.AdminService/GetStats"  # what a router asks its engines at every heartbeat
+# Methods whose calls have no span: probes and heartbeats.
+UNTRACED = frozenset((HEARTBEAT, *(method for method, role in METHODS.items() if role is Role.ANYONE)))
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 T = TypeVar("T")
 
@@ -109,7 +109,9 @@ class CallPipeline:
             method: asyncio.Semaphore(MAX_OPEN_CALLS) for method, role in METHODS.items() if role is Role.ANYONE
         }
         self._calls = asyncio.Semaphore(max_calls)
-        self._router_calls = asyncio.Semaphore(max_calls)  # or clients could make an engine look lost to its router
+        self._router_calls = asyncio.Semaphore(max_calls)  # or clients could keep out what a router forwards
+        # Or the calls that a router forwards could make an engine look lost to it.
+        self._heartbeats = asyncio.Semaphore(MAX_OPEN_CALLS)
 
     @property
     def has_keys(self) -> bool:
@@ -204,7 +206,7 @@ class CallPipeline:
 
     def _limit_of(self, call: Call) -> asyncio.Semaphore:
         if call.key.role is Role.CLUSTER and call.metadata.incarnation:
-            return self._router_calls
+            return self._heartbeats if call.metadata.method == HEARTBEAT else self._router_calls
         return self._open_calls.get(call.metadata.method, self._calls)
 
     def _check_incarnation(self, call: Call) -> None:

@@ -644,9 +644,15 @@ class FakeService(
 class FakeServer:
     """A running gRPC server of a fake service: `fake` is the service, `target` its address."""
 
-    def __init__(self, address: str, credentials: grpc.ServerCredentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        credentials: grpc.ServerCredentials | None = None,
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """`options` are those of gRPC."""
         self.fake = FakeService()
-        self.server = grpc.server(futures.ThreadPoolExecutor(16))
+        self.server = grpc.server(futures.ThreadPoolExecutor(16), options=options)
         context_service_pb2_grpc.add_ContextServiceServicer_to_server(self.fake, self.server)
         snapshot_service_pb2_grpc.add_SnapshotServiceServicer_to_server(self.fake, self.server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(self.fake, self.server)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.message import Message
 
@@ -23,6 +25,7 @@ from jaxctx.engine.remote import (
     RemoteEngine,
 )
 from jaxctx.v1 import context_service_pb2
+from tests.certificates import root, write_pair
 from tests.connection_forwarder import ConnectionForwarder
 from tests.jaxctx.client.fake_server import FakeServer, FakeService
 
@@ -288,36 +291,128 @@ async def forwarder(serving: FakeServer) -> AsyncIterator[ConnectionForwarder]:
 @pytest.fixture
 async def forwarded_engine(forwarder: ConnectionForwarder) -> AsyncIterator[RemoteEngine]:
     """An engine that has answered, and can be cut off."""
-    engine = RemoteEngine(f"127.0.0.1:{forwarder.port}", "incarnation-1", "secret", time.monotonic, silence_s=0.1)
+    engine = RemoteEngine(f"127.0.0.1:{forwarder.port}", "incarnation-1", "secret", time.monotonic)
     await engine.stats()
+    engine._silence_s = 0.1
     yield engine
     await engine.aclose()
 
 
-async def test_calls_end_when_the_engine_falls_silent(
+async def until_under_way(engine: RemoteEngine) -> None:
+    """Wait until a call to the engine has begun."""
+    async with asyncio.timeout(10):
+        while not engine._calls:
+            await asyncio.sleep(0)
+
+
+async def test_calls_end_when_the_engine_is_taken_for_lost(
     forwarded_engine: RemoteEngine, forwarder: ConnectionForwarder
 ) -> None:
     forwarder.open.clear()
     creating = asyncio.create_task(forwarded_engine.create(ALICE, types.CreateContextRequest()))
+    await until_under_way(forwarded_engine)
+    forwarded_engine.end_calls()
+    with pytest.raises(errors.Unavailable) as raised:
+        await asyncio.wait_for(creating, 10)
+    assert raised.value.reason == "ENGINE_LOST"
+
+
+async def test_calls_go_on_when_the_load_is_not_told_or_asking_for_it_is_cancelled(
+    forwarded_engine: RemoteEngine, forwarder: ConnectionForwarder
+) -> None:
+    """Who asks decides whether the engine is lost: the call of an operator that is cancelled says nothing of it."""
+    forwarder.open.clear()
+    creating = asyncio.create_task(forwarded_engine.create(ALICE, types.CreateContextRequest()))
+    await until_under_way(forwarded_engine)
     with pytest.raises(errors.DeadlineExceeded):
         await forwarded_engine.stats()
-    with pytest.raises(errors.Unavailable) as raised:
-        await asyncio.wait_for(creating, 10)
-    assert raised.value.reason == "ENGINE_LOST"
-
-
-async def test_calls_end_when_asking_for_the_load_is_cancelled(
-    forwarded_engine: RemoteEngine, forwarder: ConnectionForwarder
-) -> None:
-    """As the registry does after its own time limit."""
-    forwarder.open.clear()
     forwarded_engine._silence_s = 60.0
-    creating = asyncio.create_task(forwarded_engine.create(ALICE, types.CreateContextRequest()))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(forwarded_engine.stats(), 0.1)
-    with pytest.raises(errors.Unavailable) as raised:
-        await asyncio.wait_for(creating, 10)
+    forwarder.open.set()
+    info = await asyncio.wait_for(creating, 10)
+    assert info.context_id
+
+
+async def test_the_load_is_told_however_many_calls_run() -> None:
+    """A connection has no more streams than the server takes calls."""
+    server = FakeServer("127.0.0.1:0", options=[("grpc.max_concurrent_streams", 2)])
+    server.fake.stalls = True
+    engine = RemoteEngine(server.target, "incarnation-1", "secret", time.monotonic, silence_s=10.0)
+    try:
+        outputs = []
+        for context_id in ("a", "b"):
+            server.fake.contexts[context_id] = [1]
+            outputs.append(engine.generate(ALICE, types.GenerateRequest(context_id=context_id)))
+            await anext(outputs[-1])
+        assert (await engine.stats()).pages_total == 10
+        waiting = asyncio.create_task(engine.create(ALICE, types.CreateContextRequest()))
+        assert (await engine.stats()).pages_total == 10
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await engine.aclose()
+        for output in outputs:
+            with pytest.raises(errors.Unavailable):
+                await anext(output)
+    finally:
+        await engine.aclose()
+        server.server.stop(None).wait()
+
+
+async def test_an_engine_that_takes_no_calls_is_lost_though_it_tells_its_load(engine: RemoteEngine) -> None:
+    refusing = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    address = f"127.0.0.1:{refusing.sockets[0].getsockname()[1]}"
+    refused = RemoteEngine(address, "incarnation-1", "secret", time.monotonic)
+    refused._heartbeats = engine._heartbeats  # which come to a server that answers
+    async with asyncio.timeout(30):
+        with pytest.raises(errors.Unavailable) as raised:
+            while True:  # until the first connection has failed
+                await refused.stats()
+                await asyncio.sleep(0.01)
     assert raised.value.reason == "ENGINE_LOST"
+    await refused.aclose()
+    refusing.close()
+
+
+async def test_renewed_credentials_are_taken_when_the_old_ones_make_no_connection_any_more(tmp_path: Path) -> None:
+    """The server ends each connection after a while, so that the next one has the certificate of its time."""
+    pairs = {name: write_pair(tmp_path / name, name) for name in ("old", "new")}
+    certificates = {
+        name: grpc.ssl_server_certificate_configuration([(pair.key.read_bytes(), pair.cert.read_bytes())])
+        for name, pair in pairs.items()
+    }
+    roots = {name: grpc.ssl_channel_credentials(root(name).cert_pem.bytes()) for name in pairs}
+    served = trusted = "old"
+    credentials = grpc.dynamic_ssl_server_credentials(certificates["old"], lambda: certificates[served], False)
+    server = FakeServer("127.0.0.1:0", credentials, [("grpc.max_connection_age_ms", 100)])
+    engine = RemoteEngine(server.target, "i", "secret", time.monotonic, credentials=lambda: roots[trusted])
+    try:
+        server.fake.contexts["a"] = [1]
+        server.fake.stalls = True
+        output = engine.generate(ALICE, types.GenerateRequest(context_id="a"))
+        text = (await anext(output)).text
+        served = "new"
+        async with asyncio.timeout(30):
+            with pytest.raises(errors.Unavailable) as raised:
+                while True:
+                    await engine.stats()
+                    await asyncio.sleep(0.01)
+            assert raised.value.reason == "ENGINE_LOST"
+            trusted = "new"
+            assert (await engine.stats()).pages_total == 10
+            assert (await engine.create(ALICE, types.CreateContextRequest())).context_id
+            await engine.stats()
+            assert len(engine._replaced) == 1, "a call goes on over the channel before"
+            server.fake.stalls = False
+            async for piece in output:
+                text += piece.text
+        assert text == "abcdef"
+        await engine.stats()
+        assert engine._replaced == []
+    finally:
+        await engine.aclose()
+        server.server.stop(None).wait()
 
 
 async def test_a_cancelled_caller_is_cancelled_though_its_engine_falls_silent_at_that_moment(
@@ -325,10 +420,8 @@ async def test_a_cancelled_caller_is_cancelled_though_its_engine_falls_silent_at
 ) -> None:
     forwarder.open.clear()
     creating = asyncio.create_task(forwarded_engine.create(ALICE, types.CreateContextRequest()))
-    async with asyncio.timeout(10):
-        while not forwarded_engine._calls:
-            await asyncio.sleep(0)
-    forwarded_engine._cut()
+    await until_under_way(forwarded_engine)
+    forwarded_engine.end_calls()
     creating.cancel()
     await asyncio.wait([creating], timeout=10)
     assert creating.cancelled()

@@ -50,6 +50,27 @@ async def test_watching_that_is_cancelled_ends_though_the_engine_answers_at_that
     assert registry.lost == 1
 
 
+async def test_each_heartbeat_without_an_answer_ends_the_calls_of_the_engine() -> None:
+    """Those that began on it after it was lost, too."""
+    registry, engine = EngineRegistry(lambda: None, lambda node: None, heartbeat_s=0.01), ScriptedEngine()
+    ended: list[bool] = []  # whether the engine was registered then
+
+    def end_calls() -> None:
+        ended.append("e" in registry.handles)
+
+    watching = asyncio.create_task(registry.watch("e", engine, encode, end_calls=end_calls))
+    async with asyncio.timeout(30):
+        while "e" not in registry.handles:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.03)
+        assert ended == []
+        engine.failure = OSError("gone")
+        while len(ended) < 2:
+            await asyncio.sleep(0.01)
+    assert not any(ended)
+    watching.cancel()
+
+
 def test_the_default_model_is_the_first_that_is_not_gone_for_good() -> None:
     now = 0.0
     registry = EngineRegistry(lambda: None, lambda node: None, clock=lambda: now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -56,6 +57,7 @@ class FakeRemoteEngine(RemoteEngine):
     """The connection of a router to a fake engine. Calls are recorded, and answered by the services of one server."""
 
     attention_status = FakeEngine.attention_status
+    _processes = itertools.count(1)
 
     def __init__(self, text: ModelText, info: EngineInfo) -> None:
         channel: Any = NameChannel()
@@ -72,6 +74,8 @@ class FakeRemoteEngine(RemoteEngine):
         self.responses: dict[str, Message] = {}  # that an RPC returns instead of what the engine has
         self.gates: dict[str, asyncio.Event] = {}  # that calls of an RPC wait for
         self.streams: dict[str, asyncio.Queue[Message | None]] = {}  # that an RPC streams from; None ends the stream
+        self.times_calls_ended = 0
+        self.incarnation = f"process {next(self._processes)}"
         self._lifecycle = ServerLifecycle()
         self._lifecycle.set_ready(ServingState.of(self.fake, text, Limits.of(info, queue_limit=64), lambda: NOW))
         self._services: list[Any] = [
@@ -94,6 +98,9 @@ class FakeRemoteEngine(RemoteEngine):
     async def stats(self) -> EngineStats:
         self._adapter_revisions = dict(self.fake.adapter_revisions)
         return STATS
+
+    def end_calls(self) -> None:
+        self.times_calls_ended += 1
 
     async def encode(self, caller: Caller, text: str, start: bool) -> Sequence[int]:
         return [ord(character) for character in text]

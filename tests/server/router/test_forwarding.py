@@ -275,6 +275,24 @@ async def test_a_context_of_a_lost_engine_is_unavailable_rather_than_not_found(r
         await router.forwarder.ask(get_call(Caller("bob")), lambda engine: engine.contexts.GetContext)
 
 
+async def test_a_context_that_has_ended_is_not_found_once_its_engine_has_come_back(router: FakeRouter) -> None:
+    await add_context(router, "a")
+    remember(router, "a")
+    router.lose("a")
+    connection = router.connections["a"]
+    await connection.fake.close(ALICE, "x")  # as when it expires
+    with pytest.raises(errors.Unavailable):
+        await get(router)
+    again = router.state.engines.register("a", connection, connection.encode)
+    with pytest.raises(errors.NotFound):
+        await get(router)
+    router.state.engines.lose(again)
+    router.add_engine("a")  # another process at the same address knows nothing of what was there
+    with pytest.raises(errors.Unavailable) as raised:
+        await get(router)
+    assert raised.value.reason == "ENGINE_LOST"
+
+
 async def test_while_an_engine_may_come_back_nothing_is_not_found(router: FakeRouter) -> None:
     router.lose("a", may_come_back=True)
     with pytest.raises(errors.Unavailable) as raised:

@@ -118,21 +118,17 @@ async def test_an_engine_is_registered_at_the_host_that_it_calls_from(
     await call.aclose()
 
 
-async def test_each_engine_is_connected_to_with_the_credentials_of_that_moment(
+async def test_each_engine_is_connected_to_with_credentials_that_may_be_renewed(
     empty_router: FakeRouter, connected: list[ConnectedEngine]
 ) -> None:
-    made: list[Any] = []
-
     def credentials() -> Any:
-        made.append(object())
-        return made[-1]
+        return object()
 
     lifecycle, migrator = empty_router.lifecycle, empty_router.migrator
     registration = EngineRegistration(lifecycle, migrator, lambda: NOW, "secret", credentials)
     for host in ("10.0.0.5", "10.0.0.6"):
         await (await begin(registration, host)).aclose()
-    assert [engine.arguments[-1] for engine in connected] == made
-    assert len(made) == 2
+    assert [engine.arguments[-1] for engine in connected] == [credentials, credentials]
 
 
 async def test_an_engine_that_calls_from_nowhere_is_on_this_machine(
@@ -193,11 +189,13 @@ async def test_an_engine_that_stops_answering_may_come_back_while_its_call_goes_
     monkeypatch.setattr(empty_router.state.engines, "_heartbeat_s", 0.001)
     call = await begin(registration)
     before = epochs(empty_router)
+    assert connected[0].times_calls_ended == 0
     connected[0].answers = False
     async with asyncio.timeout(10):
         while epochs(empty_router):
             await asyncio.sleep(0.001)
         assert empty_router.engines.may_come_back()
+        assert connected[0].times_calls_ended > 0
         connected[0].answers = True
         while not epochs(empty_router):
             await asyncio.sleep(0.001)

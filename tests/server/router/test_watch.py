@@ -9,6 +9,7 @@ import pytest
 
 from jaxctx import errors
 from jaxctx.engine.interface import Caller
+from jaxctx.programs.sessions import Programs
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_pb2 import Context
 from jaxctx_server.router import watch as watch_module
@@ -116,6 +117,70 @@ async def test_a_watch_begins_anew_when_an_engine_ends_its_own(
     assert (await next_of(changes)).change == pb.CONTEXT_CHANGE_RESET
     put(watched, "a", "x")
     assert (await next_of(changes)).context_id == "x"
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses before each new beginning, which take no time here."""
+    pauses: list[float] = []
+
+    async def pause(seconds: float, programs: Programs) -> None:
+        pauses.append(seconds)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(watch_module, "RESTART_PAUSE_S", 0.1)
+    monkeypatch.setattr(watch_module, "pause", pause)
+    return pauses
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (errors.Unavailable("gone", reason="ENGINE_LOST", retry_after_s=1.0), [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]),
+        (
+            errors.ResourceExhausted("too many calls at once", reason="QUEUE_FULL", retry_after_s=1.0),
+            [1.0, 1.0, 1.0, 1.0, 1.6, 3.2, 5.0, 5.0],
+        ),
+        (errors.Unavailable("not now", reason="STORE_FAILED", retry_after_s=60.0), [5.0] * 8),
+    ],
+    ids=lambda each: each.reason if isinstance(each, errors.JaxctxError) else "",
+)
+async def test_a_watch_that_an_engine_refuses_begins_anew_more_and_more_seldom(
+    watched: FakeRouter, changes: Changes, pauses: list[float], error: errors.JaxctxError, expected: list[float]
+) -> None:
+    """What the engine asks for counts as well, save where it is soon found to be lost."""
+    watched.connections["a"].errors["WatchContexts"] = [error] * len(expected)
+    for _ in expected:
+        assert (await next_of(changes)).change == pb.CONTEXT_CHANGE_RESET
+    assert pauses == pytest.approx(expected)
+    put(watched, "a", "x")
+    assert (await next_of(changes)).context_id == "x"
+    watched.add_engine("c")
+    assert (await next_of(changes)).change == pb.CONTEXT_CHANGE_RESET
+    assert pauses[-1] == 0.1
+
+
+async def test_an_error_for_which_waiting_does_not_help_is_raised(watched: FakeRouter, changes: Changes) -> None:
+    error = errors.PermissionDenied("this method needs a key of another role")
+    watched.connections["a"].errors["WatchContexts"] = [error]
+    with pytest.raises(errors.PermissionDenied) as raised:
+        await next_of(changes)
+    assert raised.value is error
+
+
+async def test_a_watch_that_waits_for_an_engine_ends_when_the_router_drains(
+    watched: FakeRouter, changes: Changes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "RESTART_PAUSE_S", 3600.0)
+    monkeypatch.setattr(watch_module, "MAX_PAUSE_S", 3600.0)
+    watched.connections["a"].streams["WatchContexts"].put_nowait(None)
+    waiting = asyncio.create_task(next_of(changes))
+    await asyncio.sleep(0.05)
+    watched.state.programs.draining = True
+    assert (await waiting).change == pb.CONTEXT_CHANGE_RESET
+    with pytest.raises(errors.Unavailable) as raised:
+        await next_of(changes)
+    assert raised.value.reason == "DRAINING"
 
 
 async def test_an_engine_that_drains_may_end_its_watch(watched: FakeRouter, changes: Changes) -> None:

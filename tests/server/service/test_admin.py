@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 
 from jaxctx import errors
 from jaxctx.engine.interface import Caller
+from jaxctx.engine.remote import RemoteEngine
 from jaxctx.programs.engine_registry import EngineHandle
+from jaxctx.types import CreateContextRequest, EngineStats, GenerateRequest
 from jaxctx.v1 import admin_service_pb2 as pb
+from jaxctx_server.cluster import ALONE
 from jaxctx_server.lifecycle import ServerLifecycle, State
 from jaxctx_server.service.admin import LocalAdminService
 from tests.server.fake_engine import STATS, FakeEngine
@@ -86,6 +90,41 @@ async def test_an_error_of_an_engine_is_raised(router_lifecycle: ServerLifecycle
     engine.error = errors.Unavailable("it is gone", reason="ENGINE_LOST")
     with pytest.raises(errors.Unavailable):
         await LocalAdminService(router_lifecycle).clear_cache(OPERATOR, pb.ClearCacheRequest())
+
+
+async def test_a_router_whose_caller_leaves_while_engines_tell_their_adapters_cuts_no_other_call(
+    router_lifecycle: ServerLifecycle, open_grpc_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        open_grpc_server() as grpc_server,
+        aclosing(RemoteEngine(grpc_server.target, ALONE.incarnation, "", lambda: 1000.0, silence_s=60.0)) as remote,
+    ):
+        await remote.stats()
+        router_lifecycle.served().engines.register("a", remote, remote.encode)
+        grpc_server.engine.hang = True
+        await remote.create(Caller(), CreateContextRequest(context_id="x"))
+        output = remote.generate(Caller(), GenerateRequest(context_id="x"))
+        await anext(output)
+        asked, never = asyncio.Event(), asyncio.Event()
+        ask_for_stats = remote.stats
+
+        async def noted_stats() -> EngineStats:
+            asked.set()
+            return await ask_for_stats()
+
+        monkeypatch.setattr(remote, "stats", noted_stats)
+        monkeypatch.setattr(grpc_server.engine, "stats", never.wait)
+        request = pb.UnloadAdapterRequest(name="none")
+        unloading = asyncio.create_task(LocalAdminService(router_lifecycle).unload_adapter(OPERATOR, request))
+        async with asyncio.timeout(30):
+            await asked.wait()
+            unloading.cancel()
+            await asyncio.wait([unloading])
+            going_on = asyncio.create_task(anext(output))
+            await asyncio.wait([going_on], timeout=0.2)
+            assert not going_on.done()
+        going_on.cancel()
+        await asyncio.wait([going_on])
 
 
 async def test_while_the_server_loads_it_says_so() -> None:

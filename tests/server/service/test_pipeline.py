@@ -235,6 +235,17 @@ async def test_calls_of_a_router_have_a_limit_of_their_own(admitting: CallPipeli
             pass
 
 
+async def test_calls_that_a_router_forwards_cannot_keep_out_its_heartbeats(admitting: CallPipeline) -> None:
+    """They have a limit too."""
+    of_router = {"secret": "c-key", "incarnation": "this one"}
+    async with AsyncExitStack() as stack:
+        for method, limit in ((FILL, 2), (pipeline.HEARTBEAT, MAX_OPEN_CALLS)):
+            for _ in range(limit):
+                await stack.enter_async_context(admitting.admit(call_of(method, **of_router)))
+            with pytest.raises(errors.ResourceExhausted):
+                await stack.enter_async_context(admitting.admit(call_of(method, **of_router)))
+
+
 async def test_those_without_a_key_cannot_use_up_the_probes(admitting: CallPipeline) -> None:
     """As many watch the health as may: a check goes on, and so does the call of a key."""
     async with AsyncExitStack() as watching:
