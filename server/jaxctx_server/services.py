@@ -21,6 +21,7 @@ from jaxctx_server.metrics.server_metrics import ServerMetrics
 from jaxctx_server.router.context_service import RouterContextService
 from jaxctx_server.router.engines import RouterEngines
 from jaxctx_server.router.forwarding import Forwarder
+from jaxctx_server.router.leftovers import LeftoverContexts
 from jaxctx_server.router.listing import Lister
 from jaxctx_server.router.migration import Migrator
 from jaxctx_server.router.model_service import RouterModelService
@@ -83,7 +84,8 @@ class Services:
         without TLS).
         """
         engines, placements = RouterEngines(lifecycle), PlacementTable()
-        migrator = Migrator(engines, placements, clock)
+        leftovers = LeftoverContexts(engines, placements, clock)
+        migrator = Migrator(engines, placements, leftovers, clock)
         registration = EngineRegistration(lifecycle, migrator, clock, cluster_key, credentials)
         sessions, admin = LocalSessionService(lifecycle), LocalAdminService(lifecycle)
         if not is_router:
@@ -96,7 +98,7 @@ class Services:
                 engines=registration,  # which says that this server is no router
                 snapshot_quota=LocalSnapshotQuota(lifecycle),
             )
-        planner = Planner(engines, clock)
+        planner = Planner(engines, leftovers, clock)
         forwarder = Forwarder(lifecycle, engines, placements, planner)
         lister = Lister(engines, forwarder)
         watcher = Watcher(lifecycle, engines, placements)

@@ -16,7 +16,7 @@ from jaxctx.engine.interface import PROGRAM_LABELS, Caller
 from jaxctx.types import ContextChange, ContextState
 from jaxctx_server.cluster import ALONE, Cluster, leave_router
 from jaxctx_server.router import migration
-from jaxctx_server.router.migration import MIGRATION_TIMEOUT_S, Migrator
+from jaxctx_server.router.migration import MIGRATION_TIMEOUT_S, Migrator, MoveResult
 from jaxctx_server.router.placement import ContextKey, Placement
 from tests.e2e.conftest import CONFIG, served
 from tests.e2e.router_cluster import LONG_TEXT, RouterCluster, address_of, router_of, wait_until
@@ -341,9 +341,9 @@ async def test_contexts_that_ended_by_themselves_take_no_time(
     """A router remembers many more of these than there are others, where contexts have a time to live."""
     migrate, migrated = Migrator.migrate, list[str]()
 
-    async def spied(self: Migrator, placement: Placement, key: ContextKey) -> bool:
+    async def spied(self: Migrator, placement: Placement, key: ContextKey, **options: Any) -> MoveResult:
         migrated.append(key.context_id)
-        return await migrate(self, placement, key)
+        return await migrate(self, placement, key, **options)
 
     monkeypatch.setattr(Migrator, "migrate", spied)
     context = await client.create(LONG_TEXT, context_id="mine")
