@@ -10,7 +10,7 @@ from typing import Self
 
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.remote import MakeCredentials
-from jaxctx_server.auth import Key
+from jaxctx_server.auth import Key, Role
 from jaxctx_server.call_record import current_record
 from jaxctx_server.call_trace import CallTracer
 from jaxctx_server.cluster import ALONE, Cluster
@@ -53,7 +53,12 @@ MAX_DEADLINE_S = 86400.0  # of a call without a deadline: no call waits for ever
 def make_caller(key: Key, clock: Callable[[], float], timeout_s: float | None = None) -> Caller:
     """Who makes the running call, with this key, and until when it may wait and run. None: as long as any call may."""
     deadline = clock() + (MAX_DEADLINE_S if timeout_s is None else timeout_s)
-    return Caller(tenant=key.tenant, deadline=deadline, traceparent=current_record().traceparent)
+    return Caller(
+        tenant=key.tenant,
+        deadline=deadline,
+        traceparent=current_record().traceparent,
+        of_cluster=key.role is Role.CLUSTER,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,8 @@ class SnapshotSaver:
             await self._loop.call(self._core.raise_if_draining)  # else a drain waits for it from now on
             await refresh_name(self._store, caller.tenant, request.name)
             await asyncio.to_thread(self._store.check, caller.tenant, request.name, request.overwrite_version)
-            if self._quotas.limits_snapshots:  # before the fork, which holds pages while others wait for some
+            counts = self._quotas.limits_snapshots and not request.for_move
+            if counts:  # before the fork, which holds pages while others wait for some
                 size_bytes = await self._loop.call(self._contexts.expected_bytes, caller, request)
                 await self._check_room(caller.tenant, 1, size_bytes, request)
             return await self._save(caller, request, saving, hidden)
@@ -85,7 +86,7 @@ class SnapshotSaver:
             await self._loop.submit_request(partial(self._core.resume, caller, fork_of_context))
         version = await self._loop.call(self._contexts.describe_version, caller, request, fork_of_context, saving)
         self._under_way[saving] = version
-        if self._quotas.limits_snapshots:
+        if self._quotas.limits_snapshots and not request.for_move:
             self._quotas.check_snapshots(*await self._usage(caller.tenant, request))  # this save is under way
         if request.durable:
             return await self._write(fork_of_context, version, request)

@@ -130,14 +130,14 @@ class Migrator:
             log.warning(message, handle.id, len(stay), in_the_way or "there was no time to try")
 
     async def _find_contexts(self, handle: EngineHandle) -> set[ContextKey]:
-        """The contexts that an engine says it has; placements of them are known from then on.
+        """The contexts that an engine says it has, of all tenants; placements of them are known from then on.
 
-        This router may not have heard of all of them. It asks for those of all tenants that it has heard of, and of the
-        tenant without a name.
+        This router, which may be a new one, may not have heard of all of them.
         """
         engine = remote_engine(handle)
         found: set[ContextKey] = set()
-        for tenant in {"", *self._placements.tenants()}:
+        # Those that are known here as well: an engine of an older version does not name any.
+        for tenant in {"", *self._placements.tenants(), *await self._find_tenants(engine)}:
             request = context_service_pb2.ListContextsRequest(limit=MAX_LISTED)
             while True:
                 response = await engine.call(engine.contexts.ListContexts, Caller(tenant), request)
@@ -149,6 +149,17 @@ class Migrator:
                     found.add(key)
                 request.page_token = response.contexts[-1].context_id
         return found
+
+    async def _find_tenants(self, engine: RemoteEngine) -> list[str]:
+        """The names of all tenants that have contexts on an engine, but the empty name."""
+        found: list[str] = []
+        request = context_service_pb2.ListContextsRequest(limit=MAX_LISTED, tenants_only=True)
+        while True:
+            response = await engine.call(engine.contexts.ListContexts, Caller(), request)
+            found += response.tenants
+            if not response.next_page_token:
+                return found
+            request.page_token = response.next_page_token
 
     async def move_to_adapter(self, key: ContextKey, adapter: str) -> bool:
         """Have an idle context go on at an engine that has the adapter of this name. Returns whether it did."""
@@ -267,8 +278,10 @@ def snapshot_ttl() -> Ttl:
 
 
 async def save(engine: RemoteEngine, caller: Caller, key: ContextKey, name: str) -> Timestamp:
-    """Save a context for a move. Returns when that was."""
-    request = snapshot_service_pb2.SaveRequest(context_id=key.context_id, name=name, durable=True, ttl=snapshot_ttl())
+    """Save a context for a move, which counts for no quota of its tenant. Returns when that was."""
+    request = snapshot_service_pb2.SaveRequest(
+        context_id=key.context_id, name=name, durable=True, ttl=snapshot_ttl(), for_move=True
+    )
     response = await engine.call(engine.snapshots.Save, caller, request)
     return response.snapshot.created_at
 

@@ -13,7 +13,7 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.engine.interface import PROGRAM_LABELS, Caller
-from jaxctx.types import ContextChange, ContextState
+from jaxctx.types import ContextChange, ContextState, CreateContextRequest
 from jaxctx_server.cluster import ALONE, Cluster, leave_router
 from jaxctx_server.router import migration
 from jaxctx_server.router.migration import MIGRATION_TIMEOUT_S, Migrator, MoveResult
@@ -313,9 +313,12 @@ async def test_a_router_that_ends_between_loses_nothing(
 async def test_a_router_that_is_new_moves_what_it_has_not_heard_of(
     router_cluster: RouterCluster, client: jaxctx.aio.Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the list is."""
+    """However long the list is, and of whatever tenants, who have not called since."""
     monkeypatch.setattr(migration, "MAX_LISTED", 2)
     ids = [(await client.create(LONG_TEXT)).id for _ in range(3)]
+    owners = [Caller(tenant) for tenant in ("alice", "bob", "carol")]
+    for owner in owners:
+        await next(iter(router_cluster.engines.values())).create(owner, CreateContextRequest(context_id="mine"))
     for task in router_cluster.registrations.values():
         task.cancel()
     router_cluster.lifecycle.stop()
@@ -331,6 +334,8 @@ async def test_a_router_that_is_new_moves_what_it_has_not_heard_of(
         assert sorted(
             [each.context_id for each in await router_cluster.engines[second].list(Caller(), "", 100)]
         ) == sorted(ids)
+        for owner in owners:
+            assert await router_cluster.engines[second].inspect(owner, "mine")
         for task in again.registrations.values():
             task.cancel()
 

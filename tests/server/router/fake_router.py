@@ -125,7 +125,7 @@ class FakeRemoteEngine(RemoteEngine):
             return queued(self.streams[rpc])
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", rpc).lower()
         service = next(service for service in self._services if hasattr(service, name))
-        return getattr(service, name)(caller, request)
+        return getattr(service, name)(replace(caller, of_cluster=True), request)
 
     async def aclose(self) -> None:
         self._lifecycle.stop()

@@ -82,6 +82,7 @@ async def test_a_context_is_saved_taken_elsewhere_and_only_then_closed(router: F
     assert asked(router.connections["b"]) == ["Take", "UpdateContext"]
     (save,) = router.connections["a"].requests_of("Save")
     assert save.durable
+    assert save.for_move
     assert save.ttl.duration.seconds == MIGRATION_TIMEOUT_S
     (taken,) = router.connections["b"].requests_of("Take")
     assert (taken.context_id, taken.name) == ("x", save.name)
@@ -277,15 +278,37 @@ async def test_an_engine_that_leaves_drains_and_its_contexts_are_elsewhere(route
 
 
 async def test_contexts_that_the_router_has_not_heard_of_go_too(router: FakeRouter) -> None:
-    """Those of tenants that it has heard of, and of the tenant without a name."""
+    """It may have been started anew since their tenants called."""
     fake = router.connections["a"].fake
     for n in range(3):
         await fake.create(ALICE, CreateContextRequest(context_id=f"x{n}"))
+    await fake.create(Caller("bob"), CreateContextRequest(context_id="x0"))
     await fake.create(Caller(), CreateContextRequest(context_id="y"))
-    router.placements.add_unknown(ContextKey("alice", "elsewhere"), router.handle("b"))
     await evacuate(router)
     assert router.connections["a"].fake.contexts == {}
-    assert len(router.connections["b"].fake.contexts) == 4
+    assert len(router.connections["b"].fake.contexts) == 5
+
+
+async def test_an_engine_lists_its_tenants_page_by_page(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration, "MAX_LISTED", 2)
+    for n in range(5):
+        await router.connections["a"].fake.create(Caller(f"t{n}"), CreateContextRequest(context_id="x"))
+    await evacuate(router)
+    assert len(router.connections["b"].fake.contexts) == 5
+
+
+async def test_contexts_of_an_engine_that_names_no_tenants_go_if_their_tenants_have_called(router: FakeRouter) -> None:
+    """It is of an older version."""
+    fake = router.connections["a"].fake
+    await fake.create(ALICE, CreateContextRequest(context_id="x"))
+    router.placements.add_unknown(ContextKey("alice", "elsewhere"), router.handle("b"))
+
+    async def none(*_: Any) -> list[str]:
+        return []
+
+    fake.tenants = none  # type: ignore[method-assign]
+    await evacuate(router)
+    assert has(router, "b")
 
 
 async def test_an_engine_lists_its_contexts_page_by_page(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
