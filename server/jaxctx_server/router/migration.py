@@ -49,7 +49,7 @@ class MoveAttempts:
 
     refusals: Counter[str] = field(default_factory=Counter)  # that may pass, by id of the engine
     unfit: set[str] = field(default_factory=set)  # ids of engines that can never take it
-    error: str = "no other engine has its model and adapters"  # what was in the way last
+    error: str = "no other engine that stays has its model and adapters"  # what was in the way last
     pause_s: float = 0.0  # before the next one
     next_at: float = 0.0  # the event loop's time
 
