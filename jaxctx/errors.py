@@ -9,6 +9,9 @@ tests/jaxctx/test_errors.py compares the two. This module imports nothing of our
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Codes of calls that were not answered, or were cut off: they may have been carried out, or not.
+_OUTCOME_UNKNOWN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
+
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
@@ -40,6 +43,11 @@ class JaxctxError(Exception):
         self.reason = reason or self.default_reason
         self.violations = tuple(violations)
         self.retry_after_s = retry_after_s
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the same call may succeed later: the error says when, or nobody knows what became of the call."""
+        return self.retry_after_s is not None or self.code in _OUTCOME_UNKNOWN
 
 
 class Internal(JaxctxError):

@@ -46,6 +46,10 @@ class ContextTable:
         """How many contexts the tenant has."""
         return len(self._ids.get(tenant, ()))
 
+    def tenants(self) -> Iterable[str]:
+        """The tenants that have contexts, hidden ones too."""
+        return self._ids.keys()
+
     def unused_id(self, tenant: str, context_id: str | None) -> str:
         """`context_id`, or a new id for None. Raises AlreadyExists if the tenant has a context of this id."""
         if context_id is None:

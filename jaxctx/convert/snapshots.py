@@ -137,6 +137,7 @@ def save_request_from_proto(message: snapshot_service_pb2.SaveRequest) -> SaveRe
         labels=dict(message.labels),
         attachment=message.attachment,
         max_versions=message.max_versions,
+        for_move=message.for_move,
     )
 
 
@@ -151,6 +152,7 @@ def save_request_to_proto(value: SaveRequest) -> snapshot_service_pb2.SaveReques
         labels=value.labels,
         attachment=value.attachment,
         max_versions=value.max_versions,
+        for_move=value.for_move,
     )
 
 

@@ -214,6 +214,9 @@ class LocalEngine(Engine):
     ) -> Sequence[types.ContextInfo]:
         return await self.loop.call(self._contexts.list, caller, page_token, limit, include_program_contexts)
 
+    async def tenants(self, after: str, limit: int) -> Sequence[str]:
+        return await self.loop.call(self._contexts.tenants, after, limit)
+
     async def compare(self, caller: Caller, a: str, b: str) -> types.Comparison:
         return await self.loop.call(self._contexts.compare, caller, a, b)
 

@@ -50,12 +50,14 @@ class Caller:
 
     `traceparent` is the W3C trace context of what the request is a part of, for calls to other servers; empty: none.
     `draws_ids`: this server drew the ids and names of what the request makes at random, so nobody has them already.
+    `of_cluster`: another server of the cluster calls, for that tenant.
     """
 
     tenant: str = ""
     deadline: float | None = None
     traceparent: str = ""
     draws_ids: bool = False
+    of_cluster: bool = False
 
 
 def is_of_program(labels: Mapping[str, str]) -> bool:
@@ -168,6 +170,9 @@ class Engine(ProgramEngine, Protocol):
         self, caller: Caller, page_token: str, limit: int, include_program_contexts: bool = False
     ) -> Sequence[ContextInfo]:
         """The caller's contexts in the order of their ids, but those that the server made for programs."""
+
+    async def tenants(self, after: str, limit: int) -> Sequence[str]:
+        """The names of up to `limit` tenants that have contexts, in order, after the name `after`."""
 
     def watch(self, caller: Caller, include_program_contexts: bool = False) -> AsyncIterator[ContextEvent]:
         """The caller's contexts as they are, but those that the server made for programs, and then every change of

@@ -41,7 +41,7 @@ CLOSE_TIMEOUT_S = 10.0
 CLOSE_AGAIN_S = (15.0, 30.0, 60.0, 120.0, 240.0, 480.0)  # pauses before a context that could not be closed is again
 MAX_TTL_S = 315_576_000.0  # the longest that an engine lets a context live, or a caller a task take
 MAX_PREFIXES = 256  # kept on an engine
-MAX_TENANT_PREFIXES = 32  # of them, of one tenant: each is a context, and counts for its quota
+MAX_TENANT_PREFIXES = 32  # of them, of one tenant: most are contexts, which count for its quota
 PLACE_REASONS = ("QUOTA", "TOO_MANY_CONTEXTS")  # of a refused context: it is accepted once another one is closed
 URGENT_CRITERIA = (Criterion.TIME_TO_FIRST_TOKEN, Criterion.LATENCY)  # engines begin with tasks of these
 URGENT_PRIORITY = 10  # of their contexts
@@ -173,7 +173,9 @@ class Executor:
                 kept = [key for key, holder in engine.prefixes.items() if key[0] == caller.tenant and holder]
                 if error.reason not in PLACE_REASONS or not kept:
                     raise
-                await asyncio.shield(self._give_up_prefix(engine, kept[0]))  # else nobody would close it
+                closing = self._give_up_prefix(engine, kept[0])
+                if closing is not None:
+                    await asyncio.shield(closing)  # else nobody would close it
 
     def task_ended(self, task: Task) -> None:
         """Give up the call's context unless another task of the call was asked for, and in the end its tokens."""
@@ -249,13 +251,16 @@ class Executor:
             del self._unclosed[engine]
 
     async def _closed(self, engine: ProgramEngine, caller: Caller, context_id: str) -> bool:
-        """Close a context, or find it gone. False if the engine does not say so in time."""
+        """Close a context, or find it gone. False if the engine does not say so in time, and may later.
+
+        True as well for an engine that refuses to close it, as it would do so again: its time to live ends it.
+        """
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await engine.close(caller, context_id)
-        except NotFound:
-            return True
-        except (JaxctxError, TimeoutError):
+        except JaxctxError as error:
+            return not error.is_retryable
+        except TimeoutError:
             return False
         return True
 
@@ -290,15 +295,23 @@ class Executor:
         return True
 
     def _drop_excess_prefixes(self, engine: EngineHandle, tenant: str) -> None:
-        """Give up what this tenant, or all together, have too many of: the longest unused."""
-        of_tenant = [key for key, context_id in engine.prefixes.items() if key[0] == tenant and context_id]
+        """Give up what this tenant, or all together, have too many of: the longest unused.
+
+        Those that are shorter than a page count too, or one tenant's could take the places of all others'.
+        """
+        of_tenant = [key for key in engine.prefixes if key[0] == tenant]
         for key in of_tenant[: max(0, len(of_tenant) - MAX_TENANT_PREFIXES)]:
             self._give_up_prefix(engine, key)
         while len(engine.prefixes) > MAX_PREFIXES:
             self._give_up_prefix(engine, next(iter(engine.prefixes)))
 
-    def _give_up_prefix(self, engine: EngineHandle, key: tuple[str, str, str]) -> asyncio.Task[None]:
-        """Forget a constant prefix; returns the closing of its context, which runs to its end in any case."""
+    def _give_up_prefix(self, engine: EngineHandle, key: tuple[str, str, str]) -> asyncio.Task[None] | None:
+        """Forget a constant prefix; returns the closing of its context, which runs to its end in any case.
+
+        None: it is shorter than a page, and no context holds it.
+        """
         tenant, adapter_revision, _ = key
-        context = CallContext(engine, engine.prefixes.pop(key), adapter_revision)
-        return self._close_later(context, Caller(tenant), prefix="")
+        holder = engine.prefixes.pop(key)
+        if holder == "":
+            return None
+        return self._close_later(CallContext(engine, holder, adapter_revision), Caller(tenant), prefix="")

@@ -33,8 +33,17 @@ ABSENT = b"\x02"  # TensorStore's generation of an object that does not exist
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LOST = {errno.ENOENT, errno.EIO}  # does not exist, or cannot be read
-# Of requests to an object store: give up after some ten seconds. TensorStore's default takes a quarter of an hour.
+# Of requests to an object store that fail: give up after some ten seconds. TensorStore's default takes a quarter of an
+# hour.
 _RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
+# Of one attempt: seconds to connect, and seconds with fewer bytes a second than that. TensorStore reads them from the
+# environment when it makes its first request over HTTP. It has none by default: a server that does not reply holds it
+# for ever.
+_HTTP_LIMITS = {
+    "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "10",
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "15",
+    "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+}
 _WRITERS = 4  # files that are written at the same time
 
 
@@ -223,11 +232,14 @@ def open_objects(url: str) -> Objects:
     """The objects under `url`: file://, s3://, gs://, memory://, or a plain path.
 
     A query sets fields of TensorStore's spec: s3://bucket/path?endpoint=http://host:9000&aws_region=eu-west-1.
+    Limits of requests over HTTP that the environment does not have are set there (`_HTTP_LIMITS`).
     Raises InvalidArgument for a URL that TensorStore does not understand, Unavailable if the store cannot be used.
     """
     parts = urlsplit(url)
     if parts.scheme in ("", "file"):
         return FileObjects(unquote(parts.path) if parts.scheme else url)
+    for name, limit in _HTTP_LIMITS.items():
+        os.environ.setdefault(name, limit)
     query: dict[str, Any] = dict(parse_qsl(parts.query))
     try:
         location = parts._replace(query="").geturl().rstrip("/") + "/"

@@ -79,6 +79,8 @@ class SaveRequest:
     # At most this many versions of the name are kept, the new one included, if the server's limit is not lower. 0: as
     # many as the server's limit allows.
     max_versions: int = 0
+    # It is a step of moving the context to another engine, so no quota of snapshots counts it. For the engine's router.
+    for_move: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -845,6 +845,7 @@ class ListContextsRequest(google.protobuf.message.Message):
     LIMIT_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     INCLUDE_PROGRAM_CONTEXTS_FIELD_NUMBER: builtins.int
+    TENANTS_ONLY_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """At most this many at once; 1..1000. 0: 100."""
     page_token: builtins.str
@@ -852,7 +853,12 @@ class ListContextsRequest(google.protobuf.message.Message):
     include_program_contexts: builtins.bool
     """Also list the contexts that the server made for the caller's programs, with the label `jaxctx` = `program`. For when
     they end, see GraphTask.context_id and SubmitCallRequest.
-    4..15: filters, when they come.
+    """
+    tenants_only: builtins.bool
+    """Return no contexts but the names of all tenants that have contexts on this engine, but the empty name; `limit` and
+    `page_token` are about these. For the router of the engine, which moves all contexts when the engine leaves; to others
+    PERMISSION_DENIED.
+    5..15: filters, when they come.
     """
     def __init__(
         self,
@@ -860,8 +866,9 @@ class ListContextsRequest(google.protobuf.message.Message):
         limit: builtins.int = ...,
         page_token: builtins.str = ...,
         include_program_contexts: builtins.bool = ...,
+        tenants_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["include_program_contexts", b"include_program_contexts", "limit", b"limit", "page_token", b"page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["include_program_contexts", b"include_program_contexts", "limit", b"limit", "page_token", b"page_token", "tenants_only", b"tenants_only"]) -> None: ...
 
 global___ListContextsRequest = ListContextsRequest
 
@@ -873,19 +880,25 @@ class ListContextsResponse(google.protobuf.message.Message):
 
     CONTEXTS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
     """Where to go on. Empty: these were the last."""
     @property
     def contexts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[jaxctx.v1.context_pb2.Context]:
         """In the order of their ids."""
 
+    @property
+    def tenants(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """With `tenants_only`: names of tenants, in order."""
+
     def __init__(
         self,
         *,
         contexts: collections.abc.Iterable[jaxctx.v1.context_pb2.Context] | None = ...,
         next_page_token: builtins.str = ...,
+        tenants: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["contexts", b"contexts", "next_page_token", b"next_page_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["contexts", b"contexts", "next_page_token", b"next_page_token", "tenants", b"tenants"]) -> None: ...
 
 global___ListContextsResponse = ListContextsResponse
 

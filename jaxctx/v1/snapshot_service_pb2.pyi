@@ -47,6 +47,7 @@ class SaveRequest(google.protobuf.message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     ATTACHMENT_FIELD_NUMBER: builtins.int
     MAX_VERSIONS_FIELD_NUMBER: builtins.int
+    FOR_MOVE_FIELD_NUMBER: builtins.int
     context_id: builtins.str
     """The context."""
     name: builtins.str
@@ -67,6 +68,10 @@ class SaveRequest(google.protobuf.message.Message):
     """At most this many versions of the name are kept, the new one included, if the server's limit is not lower; the oldest
     are dropped. 0: as many as the server's limit allows.
     """
+    for_move: builtins.bool
+    """The snapshot is a step of moving the context to another engine, and no quota of snapshots counts it. For the router of
+    the engine, which does that by itself; to others PERMISSION_DENIED.
+    """
     @property
     def ttl(self) -> jaxctx.v1.lifetime_pb2.Ttl:
         """How long to keep it; without a duration: for ever."""
@@ -86,9 +91,10 @@ class SaveRequest(google.protobuf.message.Message):
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         attachment: builtins.bytes = ...,
         max_versions: builtins.int = ...,
+        for_move: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_overwrite_version", b"_overwrite_version", "overwrite_version", b"overwrite_version", "ttl", b"ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_overwrite_version", b"_overwrite_version", "attachment", b"attachment", "context_id", b"context_id", "durable", b"durable", "labels", b"labels", "max_versions", b"max_versions", "name", b"name", "overwrite_version", b"overwrite_version", "ttl", b"ttl"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_overwrite_version", b"_overwrite_version", "attachment", b"attachment", "context_id", b"context_id", "durable", b"durable", "for_move", b"for_move", "labels", b"labels", "max_versions", b"max_versions", "name", b"name", "overwrite_version", b"overwrite_version", "ttl", b"ttl"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_overwrite_version", b"_overwrite_version"]) -> typing.Literal["overwrite_version"] | None: ...
 
 global___SaveRequest = SaveRequest

@@ -10,7 +10,7 @@ from typing import Self
 
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.remote import MakeCredentials
-from jaxctx_server.auth import Key
+from jaxctx_server.auth import Key, Role
 from jaxctx_server.call_record import current_record
 from jaxctx_server.call_trace import CallTracer
 from jaxctx_server.cluster import ALONE, Cluster
@@ -21,6 +21,7 @@ from jaxctx_server.metrics.server_metrics import ServerMetrics
 from jaxctx_server.router.context_service import RouterContextService
 from jaxctx_server.router.engines import RouterEngines
 from jaxctx_server.router.forwarding import Forwarder
+from jaxctx_server.router.leftovers import LeftoverContexts
 from jaxctx_server.router.listing import Lister
 from jaxctx_server.router.migration import Migrator
 from jaxctx_server.router.model_service import RouterModelService
@@ -52,7 +53,12 @@ MAX_DEADLINE_S = 86400.0  # of a call without a deadline: no call waits for ever
 def make_caller(key: Key, clock: Callable[[], float], timeout_s: float | None = None) -> Caller:
     """Who makes the running call, with this key, and until when it may wait and run. None: as long as any call may."""
     deadline = clock() + (MAX_DEADLINE_S if timeout_s is None else timeout_s)
-    return Caller(tenant=key.tenant, deadline=deadline, traceparent=current_record().traceparent)
+    return Caller(
+        tenant=key.tenant,
+        deadline=deadline,
+        traceparent=current_record().traceparent,
+        of_cluster=key.role is Role.CLUSTER,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +89,8 @@ class Services:
         without TLS).
         """
         engines, placements = RouterEngines(lifecycle), PlacementTable()
-        migrator = Migrator(engines, placements, clock)
+        leftovers = LeftoverContexts(engines, placements, clock)
+        migrator = Migrator(engines, placements, leftovers, clock)
         registration = EngineRegistration(lifecycle, migrator, clock, cluster_key, credentials)
         sessions, admin = LocalSessionService(lifecycle), LocalAdminService(lifecycle)
         if not is_router:
@@ -96,7 +103,7 @@ class Services:
                 engines=registration,  # which says that this server is no router
                 snapshot_quota=LocalSnapshotQuota(lifecycle),
             )
-        planner = Planner(engines, clock)
+        planner = Planner(engines, leftovers, clock)
         forwarder = Forwarder(lifecycle, engines, placements, planner)
         lister = Lister(engines, forwarder)
         watcher = Watcher(lifecycle, engines, placements)

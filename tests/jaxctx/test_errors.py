@@ -68,3 +68,20 @@ def test_violations_name_fields() -> None:
     error = errors.InvalidArgument.field("stop[3]", "empty")
     assert (error.reason, error.message) == ("INVALID_FIELD", "stop[3]: empty")
     assert error.violations == (errors.FieldViolation("stop[3]", "empty"),)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_retryable"),
+    [
+        (errors.ResourceExhausted("full", reason="QUEUE_FULL", retry_after_s=1.0), True),
+        (errors.ResourceExhausted("too much", reason="NEVER_FITS"), False),
+        (errors.Unavailable("no answer", reason="ENGINE_LOST"), True),
+        (errors.DeadlineExceeded("late"), True),
+        (errors.Cancelled("cut off"), True),
+        (errors.NotFound("no such context"), False),
+        (errors.InvalidArgument.field("context_id", "must not be empty"), False),
+    ],
+    ids=lambda each: each.reason if isinstance(each, errors.JaxctxError) else "",
+)
+def test_which_calls_may_succeed_later(error: errors.JaxctxError, is_retryable: bool) -> None:
+    assert error.is_retryable == is_retryable

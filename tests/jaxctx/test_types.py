@@ -172,7 +172,7 @@ CLIENT_METHODS: list[tuple[Callable[..., Any], str, dict[str, set[str]], set[str
     (aio.Context.commit, "CommitPages", {}, {"context_id"}),
     (aio.Context.release, "ReleasePages", {}, {"context_id"}),
     (aio.Context.update, "UpdateContext", {"ttl": TTL, "pin_for": {"pin_s"}}, {"context_id"}),
-    (aio.Context.save, "Save", {"ttl": TTL}, {"context_id"}),
+    (aio.Context.save, "Save", {"ttl": TTL}, {"context_id", "for_move"}),  # the last one is for routers
     (aio.Context.publish, "Publish", {"ttl": TTL}, {"context_id"}),
     (
         aio.Context.plan,
@@ -182,7 +182,7 @@ CLIENT_METHODS: list[tuple[Callable[..., Any], str, dict[str, set[str]], set[str
     ),
     (aio.Context.close, "CloseContext", {}, {"context_id"}),
     (aio.Client.plan, "Plan", {"messages": CHAT}, {"context_id"}),
-    (aio.Client.contexts, "ListContexts", {"limit": {"page"}}, {"page_token"}),
+    (aio.Client.contexts, "ListContexts", {"limit": {"page"}}, {"page_token", "tenants_only"}),  # as there
     (aio.Client.watch, "WatchContexts", {}, set()),
     (aio.Client.open, "Open", {"ttl": TTL, "pin_for": {"pin_s"}}, set()),
     (aio.Client.take, "Take", {"ttl": TTL, "pin_for": {"pin_s"}}, set()),

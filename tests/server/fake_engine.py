@@ -368,6 +368,10 @@ class FakeEngine:
         found = sorted(id for tenant, id in self.contexts if tenant == caller.tenant and id > page_token)
         return [self._info(self.contexts[caller.tenant, id]) for id in found[:limit]]
 
+    async def tenants(self, after: str, limit: int) -> Sequence[str]:
+        self._enter("tenants", Caller(), (after, limit))
+        return sorted({tenant for tenant, _ in self.contexts if tenant > after})[:limit]
+
     async def plan(
         self,
         caller: Caller,

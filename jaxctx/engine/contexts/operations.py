@@ -306,6 +306,11 @@ class ContextOperations:
         found = self.cache.list(caller.tenant, page_token, limit, with_programs=include_program_contexts)
         return [self.describe(context) for context in found]
 
+    def tenants(self, after: str, limit: int) -> Sequence[str]:
+        """The names of up to `limit` tenants that have contexts, in order, after the name `after`."""
+        names = (tenant for tenant in self.cache.context_table.tenants() if not is_hidden(tenant))
+        return sorted(name for name in names if name > after)[:limit]
+
     def compare(self, caller: Caller, a: str, b: str) -> Comparison:
         """Where two contexts diverge."""
         first = self.cache.get(caller.tenant, a)

@@ -4,7 +4,6 @@ A snapshot in memory is forked. Of a durable one, a context is made of the store
 read, and computes what no tier has. Runs on the caller's event loop; everything slow runs elsewhere.
 """
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from jaxctx.engine.interface import Caller
 from jaxctx.engine.runner.kv_transfer import PageData
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
-from jaxctx.engine.snapshots.store_calls import complete_or_undo, refresh_name
+from jaxctx.engine.snapshots.store_calls import complete_or_undo, on_store_thread, refresh_name
 from jaxctx.errors import DataLoss
 from jaxctx.store import SnapshotReader, SnapshotStore, SnapshotVersion
 from jaxctx.types import FillResult, OpenRequest
@@ -57,11 +56,11 @@ class SnapshotOpener:
             else:
                 result = await self._open_held(caller, request, version, made)
             if take:
-                taking = asyncio.to_thread(self._store.take, version, latest=request.version is None)
+                taking = on_store_thread(self._store.take, version, latest=request.version is None)
                 # Kept if its caller leaves now: it is nowhere else.
                 await complete_or_undo(taking, lambda _: made.clear())
             elif version.lifetime.sliding:
-                await asyncio.to_thread(self._store.touch, version)
+                await on_store_thread(self._store.touch, version)
         except BaseException:
             self._loop.post_if_running(partial(self._contexts.discard, made))
             raise
@@ -85,7 +84,7 @@ class SnapshotOpener:
 
         A thread reads what the context needs, at most READ_AHEAD pages ahead of what was loaded.
         """
-        reader = await complete_or_undo(asyncio.to_thread(self._store.open, version), SnapshotReader.close)
+        reader = await complete_or_undo(on_store_thread(self._store.open, version), SnapshotReader.close)
         thread = ThreadPoolExecutor(1, "jaxctx-read")
         free_pages = threading.Semaphore(READ_AHEAD)
         try:
@@ -96,7 +95,7 @@ class SnapshotOpener:
         finally:
             thread.shutdown(wait=False, cancel_futures=True)
             free_pages.release()  # for the one read that waits
-            await asyncio.to_thread(reader.close)
+            await on_store_thread(reader.close)
 
     def _restore_stored(
         self,

@@ -18,7 +18,7 @@ from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.core.step_loop import StepLoop
 from jaxctx.engine.interface import Caller
 from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
-from jaxctx.engine.snapshots.store_calls import TenantRefresher, complete_or_undo, refresh_name
+from jaxctx.engine.snapshots.store_calls import TenantRefresher, complete_or_undo, on_store_thread, refresh_name
 from jaxctx.store import PagesGone, SnapshotStore, SnapshotVersion, SnapshotWriter
 from jaxctx.types import SaveRequest
 
@@ -59,8 +59,9 @@ class SnapshotSaver:
         try:
             await self._loop.call(self._core.raise_if_draining)  # else a drain waits for it from now on
             await refresh_name(self._store, caller.tenant, request.name)
-            await asyncio.to_thread(self._store.check, caller.tenant, request.name, request.overwrite_version)
-            if self._quotas.limits_snapshots:  # before the fork, which holds pages while others wait for some
+            await on_store_thread(self._store.check, caller.tenant, request.name, request.overwrite_version)
+            counts = self._quotas.limits_snapshots and not request.for_move
+            if counts:  # before the fork, which holds pages while others wait for some
                 size_bytes = await self._loop.call(self._contexts.expected_bytes, caller, request)
                 await self._check_room(caller.tenant, 1, size_bytes, request)
             return await self._save(caller, request, saving, hidden)
@@ -85,7 +86,7 @@ class SnapshotSaver:
             await self._loop.submit_request(partial(self._core.resume, caller, fork_of_context))
         version = await self._loop.call(self._contexts.describe_version, caller, request, fork_of_context, saving)
         self._under_way[saving] = version
-        if self._quotas.limits_snapshots:
+        if self._quotas.limits_snapshots and not request.for_move:
             self._quotas.check_snapshots(*await self._usage(caller.tenant, request))  # this save is under way
         if request.durable:
             return await self._write(fork_of_context, version, request)
@@ -122,13 +123,13 @@ class SnapshotSaver:
             dropped = self._store.dropped_by(tenant, request.name, request.max_versions or None)
         # A tenant may have thousands of versions, which takes too long for the event loop. Of two saves that reach a
         # limit together the first is accepted: what counts is what was under way when the call began.
-        return await asyncio.to_thread(self._store.usage, tenant, known, dropped)
+        return await on_store_thread(self._store.usage, tenant, known, dropped)
 
     async def _put(
         self, fork: Context, version: SnapshotVersion, request: SaveRequest, hidden: list[Context]
     ) -> SnapshotVersion:
         """Keep a snapshot in memory: from then on the fork is the store's."""
-        putting = asyncio.to_thread(self._store.put, version, request.overwrite_version, request.max_versions or None)
+        putting = on_store_thread(self._store.put, version, request.overwrite_version, request.max_versions or None)
         version = await complete_or_undo(putting, self._forget)
         self._loop.post_if_running(partial(self._contexts.allow_suspension, fork))
         hidden.clear()
@@ -149,10 +150,10 @@ class SnapshotSaver:
 
     async def _try_to_write(self, fork: Context, version: SnapshotVersion, request: SaveRequest) -> SnapshotVersion:
         record = await self._loop.call(self._contexts.record, fork)
-        writer = await complete_or_undo(asyncio.to_thread(self._store.begin, record), SnapshotWriter.abort)
+        writer = await complete_or_undo(on_store_thread(self._store.begin, record), SnapshotWriter.abort)
         try:
             await self._write_pages(fork, writer)
-            return await asyncio.to_thread(
+            return await on_store_thread(
                 writer.finish,
                 version,
                 request.overwrite_version,
@@ -160,7 +161,7 @@ class SnapshotSaver:
                 max_versions=request.max_versions or None,
             )
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(writer.abort))
+            await asyncio.shield(on_store_thread(writer.abort))
             raise
 
     async def _write_pages(self, fork: Context, writer: SnapshotWriter) -> None:
@@ -169,7 +170,7 @@ class SnapshotSaver:
         while done < len(writer.missing):
             wanted = writer.missing[done : done + WRITE_AHEAD]
             pages = await self._loop.call(self._contexts.read_pages, fork, wanted)
-            await asyncio.to_thread(_add_pages, writer, wanted[: len(pages)], pages)
+            await on_store_thread(_add_pages, writer, wanted[: len(pages)], pages)
             done += len(pages)
 
 

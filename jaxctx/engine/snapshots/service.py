@@ -4,7 +4,6 @@ It stands between the step thread, which has the contexts, and the store, which 
 event loop; what blocks runs on threads. A thread of its own removes what is over.
 """
 
-import asyncio
 import logging
 import threading
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from jaxctx.engine.snapshots.open import SnapshotOpener
 from jaxctx.engine.snapshots.publications import Publications
 from jaxctx.engine.snapshots.save import SnapshotSaver
 from jaxctx.engine.snapshots.snapshot_contexts import SnapshotContexts
-from jaxctx.engine.snapshots.store_calls import TenantRefresher, complete_or_undo, refresh_name
+from jaxctx.engine.snapshots.store_calls import TenantRefresher, complete_or_undo, on_store_thread, refresh_name
 from jaxctx.errors import NotFound
 from jaxctx.store import SnapshotStore, SnapshotVersion
 from jaxctx.types import (
@@ -108,7 +107,7 @@ class SnapshotService:
         if not include_attachment and not include_tokens:
             return GetSnapshotResult(snapshot=snapshot)
         if found.durable:
-            return await asyncio.to_thread(self._read_stored, found, snapshot, include_attachment, include_tokens)
+            return await on_store_thread(self._read_stored, found, snapshot, include_attachment, include_tokens)
         tokens = None
         if include_tokens:
             tokens = TokenIds(ids=await self._loop.call(self._contexts.held_tokens, found))
@@ -133,7 +132,7 @@ class SnapshotService:
     async def snapshots(self, caller: Caller, prefix: str, page_token: str, limit: int) -> Sequence[Snapshot]:
         await self._tenants.refresh(caller.tenant)
         # A tenant may have thousands of names, which takes too long for the event loop.
-        found = await asyncio.to_thread(self._store.list, caller.tenant, prefix, page_token, limit)
+        found = await on_store_thread(self._store.list, caller.tenant, prefix, page_token, limit)
         return [snapshot_info(version, latest=True) for version in found]
 
     async def history(self, caller: Caller, name: str) -> Sequence[Snapshot]:
@@ -146,12 +145,12 @@ class SnapshotService:
     ) -> Snapshot:
         lifetime = None if changes.ttl is None else self._lifecycle.new_lifetime(changes.ttl)
         await refresh_name(self._store, caller.tenant, name)
-        found = await asyncio.to_thread(self._store.update, caller.tenant, name, version, lifetime, changes.labels)
+        found = await on_store_thread(self._store.update, caller.tenant, name, version, lifetime, changes.labels)
         return await self.snapshot(caller, name, found.version)
 
     async def delete_snapshot(self, caller: Caller, name: str, version: int | None = None) -> int:
         await refresh_name(self._store, caller.tenant, name)
-        return len(await asyncio.to_thread(self._store.remove, caller.tenant, name, version))
+        return len(await on_store_thread(self._store.remove, caller.tenant, name, version))
 
     # Publications.
 

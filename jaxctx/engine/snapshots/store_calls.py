@@ -2,11 +2,26 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from jaxctx.store import SnapshotStore
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+# Nothing else runs on these threads, and no call of the store on others. While its server or disk does not answer,
+# calls hold their threads, whatever became of their callers. On the event loop's own threads they would stop all else
+# that needs those: nobody would notice that a key was revoked.
+_STORE_THREADS = ThreadPoolExecutor(16, thread_name_prefix="jaxctx-store")
+
+
+async def on_store_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `asyncio.to_thread`, on the threads of calls of the store."""
+    run = partial(copy_context().run, call, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_STORE_THREADS, run)
 
 
 async def complete_or_undo(make: Coroutine[Any, Any, T], undo: Callable[[T], object]) -> T:
@@ -18,7 +33,7 @@ async def complete_or_undo(make: Coroutine[Any, Any, T], undo: Callable[[T], obj
     async def abandon() -> None:
         await asyncio.wait([making])
         if making.exception() is None:
-            await asyncio.to_thread(undo, making.result())
+            await on_store_thread(undo, making.result())
 
     making = asyncio.ensure_future(make)
     try:
@@ -31,7 +46,7 @@ async def complete_or_undo(make: Coroutine[Any, Any, T], undo: Callable[[T], obj
 async def refresh_name(store: SnapshotStore, tenant: str, name: str) -> None:
     """Let the store read the changes of a name by other processes. Only a durable store can have any."""
     if store.durable:
-        await asyncio.to_thread(store.refresh_name, tenant, name)
+        await on_store_thread(store.refresh_name, tenant, name)
 
 
 class TenantRefresher:
@@ -59,6 +74,6 @@ class TenantRefresher:
         under_way = self._looks.get(tenant)
         if under_way is None:
             loop = asyncio.get_running_loop()
-            under_way = self._looks[tenant] = loop.run_in_executor(None, self._store.refresh_tenant, tenant)
+            under_way = self._looks[tenant] = loop.run_in_executor(_STORE_THREADS, self._store.refresh_tenant, tenant)
             under_way.add_done_callback(lambda _: self._looks.pop(tenant))
         return under_way

@@ -8,6 +8,7 @@ Engines register and leave, and each context or snapshot is on one of them.
     forwarding.py        a call goes to one engine after the other, until one has its context or snapshot
     planning.py          the cost of a prompt on each engine, and the engine for a context's first fill
     migration.py         moves the contexts of an engine that leaves to other engines
+    leftovers.py         copies of contexts that moves left behind, until they are closed
     registration.py      engines register and leave
     watch.py             the changes of the contexts on all engines, as one stream
     listing.py           pages of what all engines have

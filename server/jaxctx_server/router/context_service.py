@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 from jaxctx.engine.interface import Caller
-from jaxctx.errors import NotFound, Unavailable
+from jaxctx.errors import NotFound, PermissionDenied, Unavailable
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1.context_pb2 import Context
 from jaxctx_server.call_record import current_record
@@ -126,6 +126,8 @@ class RouterContextService:
         return response
 
     async def list_contexts(self, caller: Caller, request: pb.ListContextsRequest) -> pb.ListContextsResponse:
+        if request.tenants_only:
+            raise PermissionDenied("tenants_only: only the router itself may ask for tenants")
         asked = pb.ListContextsRequest(
             limit=entries_to_ask_for(request.limit),
             page_token=request.page_token,

@@ -6,11 +6,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from jaxctx.engine.interface import Caller
-from jaxctx.errors import JaxctxError
+from jaxctx.errors import AlreadyExists, JaxctxError
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.router.engines import RouterEngines, remote_engine
-from jaxctx_server.router.placement import Placement
+from jaxctx_server.router.leftovers import LeftoverContexts
+from jaxctx_server.router.placement import ContextKey, Placement
 
 PLAN_TIMEOUT_S = (
     0.25  # for engines to say what a first fill would take; one that is too busy for that is none to move to
@@ -21,9 +22,10 @@ RECREATE_TIMEOUT_S = 10.0  # for making an empty context anew on another engine
 class Planner:
     """Asks engines for plans, and chooses among them."""
 
-    def __init__(self, engines: RouterEngines, clock: Callable[[], float]) -> None:
+    def __init__(self, engines: RouterEngines, leftovers: LeftoverContexts, clock: Callable[[], float]) -> None:
         """`clock` is that of deadlines."""
         self._engines = engines
+        self._leftovers = leftovers
         self._clock = clock
 
     async def plans(self, caller: Caller, request: pb.PlanRequest) -> dict[EngineHandle, pb.PlanResponse]:
@@ -53,18 +55,29 @@ class Planner:
     ) -> None:
         """Make an empty context anew on the engine that has the least to do for its first fill.
 
-        If anything fails it stays where it is. The deadline of the fill does not matter here.
+        If anything fails it stays where it is, and none of its id stays elsewhere. The deadline of the fill does not
+        matter here.
         """
         with suppress(JaxctxError):
             plan_caller = replace(caller, deadline=self._clock() + PLAN_TIMEOUT_S)
-            move_caller = replace(caller, deadline=self._clock() + RECREATE_TIMEOUT_S)
             plans = await self.plans(plan_caller, plan_of_first_fill(created, fill))
             best = next(iter(plans), placement.handle)
             if best is not placement.handle:
-                new = remote_engine(best)
-                await new.call(new.contexts.CreateContext, move_caller, created)
+                await self._create_on(best, created, caller)
                 old, placement.handle = placement.handle, best
-                await remote_engine(old).close(move_caller, created.context_id)
+                await self._leftovers.close(ContextKey(caller.tenant, created.context_id), old)
+
+    async def _create_on(self, handle: EngineHandle, created: pb.CreateContextRequest, caller: Caller) -> None:
+        """Make a context on an engine, or have none there. Raises the engine's error."""
+        engine = remote_engine(handle)
+        move_caller = replace(caller, deadline=self._clock() + RECREATE_TIMEOUT_S)
+        try:
+            await engine.call(engine.contexts.CreateContext, move_caller, created)
+        except AlreadyExists:  # one that this did not make
+            raise
+        except BaseException:  # the engine may have made it all the same
+            self._leftovers.close_later(ContextKey(caller.tenant, created.context_id), handle)
+            raise
 
 
 def plan_order(planned: tuple[EngineHandle, pb.PlanResponse]) -> tuple[bool, bool, int, float]:

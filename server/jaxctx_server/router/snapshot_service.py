@@ -1,6 +1,7 @@
 """SnapshotService of a router."""
 
 from jaxctx.engine.interface import Caller
+from jaxctx.errors import PermissionDenied
 from jaxctx.v1 import snapshot_service_pb2 as pb
 from jaxctx_server.router.forwarding import ForwardedCall, Forwarder
 from jaxctx_server.router.listing import Lister, entries_to_ask_for
@@ -17,6 +18,8 @@ class RouterSnapshotService:
         self._placements = placements
 
     async def save(self, caller: Caller, request: pb.SaveRequest) -> pb.SaveResponse:
+        if request.for_move:  # engines cannot tell a call that is forwarded from one that the router makes itself
+            raise PermissionDenied("for_move: only the router itself may move a context")
         call = ForwardedCall(caller=caller, request=request, context_id=request.context_id, is_work=True)
         _, response = await self._forwarder.ask(call, lambda engine: engine.snapshots.Save)
         return response

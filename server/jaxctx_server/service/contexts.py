@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from jaxctx import convert
 from jaxctx.engine.interface import Caller, Engine
-from jaxctx.errors import InvalidArgument
+from jaxctx.errors import InvalidArgument, PermissionDenied
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.call_record import current_record
 from jaxctx_server.lifecycle import LocalModel, ServerLifecycle
@@ -95,6 +95,12 @@ class LocalContextService:
 
     async def list_contexts(self, caller: Caller, request: pb.ListContextsRequest) -> pb.ListContextsResponse:
         found = entries_to_find(request.limit)
+        if request.tenants_only:
+            if not caller.of_cluster:
+                raise PermissionDenied("tenants_only: only another server of the cluster may ask for tenants")
+            tenants = await self._engine().tenants(request.page_token, found)
+            names = page_by_id(tenants, lambda name: name, page_token=request.page_token, found=found)
+            return pb.ListContextsResponse(tenants=names.entries, next_page_token=names.next_page_token)
         contexts = await self._engine().list(caller, request.page_token, found, request.include_program_contexts)
         page = page_by_id(contexts, lambda info: info.context_id, page_token=request.page_token, found=found)
         return pb.ListContextsResponse(

@@ -2,6 +2,7 @@
 
 from jaxctx import convert
 from jaxctx.engine.interface import Caller, Engine
+from jaxctx.errors import PermissionDenied
 from jaxctx.v1 import snapshot_service_pb2 as pb
 from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.service.paging import entries_to_find, page_by_id, page_by_version
@@ -17,6 +18,8 @@ class LocalSnapshotService:
         return self._lifecycle.model().engine
 
     async def save(self, caller: Caller, request: pb.SaveRequest) -> pb.SaveResponse:
+        if request.for_move and not caller.of_cluster:
+            raise PermissionDenied("for_move: only another server of the cluster may move a context")
         snapshot = await self._engine().save(caller, convert.save_request_from_proto(request))
         return pb.SaveResponse(snapshot=convert.snapshot_to_proto(snapshot))
 

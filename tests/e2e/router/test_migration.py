@@ -13,10 +13,10 @@ import pytest
 import jaxctx
 from jaxctx import errors
 from jaxctx.engine.interface import PROGRAM_LABELS, Caller
-from jaxctx.types import ContextChange, ContextState
+from jaxctx.types import ContextChange, ContextState, CreateContextRequest
 from jaxctx_server.cluster import ALONE, Cluster, leave_router
 from jaxctx_server.router import migration
-from jaxctx_server.router.migration import MIGRATION_TIMEOUT_S, Migrator
+from jaxctx_server.router.migration import MIGRATION_TIMEOUT_S, Migrator, MoveResult
 from jaxctx_server.router.placement import ContextKey, Placement
 from tests.e2e.conftest import CONFIG, served
 from tests.e2e.router_cluster import LONG_TEXT, RouterCluster, address_of, router_of, wait_until
@@ -313,9 +313,12 @@ async def test_a_router_that_ends_between_loses_nothing(
 async def test_a_router_that_is_new_moves_what_it_has_not_heard_of(
     router_cluster: RouterCluster, client: jaxctx.aio.Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the list is."""
+    """However long the list is, and of whatever tenants, who have not called since."""
     monkeypatch.setattr(migration, "MAX_LISTED", 2)
     ids = [(await client.create(LONG_TEXT)).id for _ in range(3)]
+    owners = [Caller(tenant) for tenant in ("alice", "bob", "carol")]
+    for owner in owners:
+        await next(iter(router_cluster.engines.values())).create(owner, CreateContextRequest(context_id="mine"))
     for task in router_cluster.registrations.values():
         task.cancel()
     router_cluster.lifecycle.stop()
@@ -331,6 +334,8 @@ async def test_a_router_that_is_new_moves_what_it_has_not_heard_of(
         assert sorted(
             [each.context_id for each in await router_cluster.engines[second].list(Caller(), "", 100)]
         ) == sorted(ids)
+        for owner in owners:
+            assert await router_cluster.engines[second].inspect(owner, "mine")
         for task in again.registrations.values():
             task.cancel()
 
@@ -341,9 +346,9 @@ async def test_contexts_that_ended_by_themselves_take_no_time(
     """A router remembers many more of these than there are others, where contexts have a time to live."""
     migrate, migrated = Migrator.migrate, list[str]()
 
-    async def spied(self: Migrator, placement: Placement, key: ContextKey) -> bool:
+    async def spied(self: Migrator, placement: Placement, key: ContextKey, **options: Any) -> MoveResult:
         migrated.append(key.context_id)
-        return await migrate(self, placement, key)
+        return await migrate(self, placement, key, **options)
 
     monkeypatch.setattr(Migrator, "migrate", spied)
     context = await client.create(LONG_TEXT, context_id="mine")

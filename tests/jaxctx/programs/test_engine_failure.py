@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from jaxctx.engine.interface import Caller
-from jaxctx.errors import Cancelled, DeadlineExceeded, Internal, ResourceExhausted, Unavailable
+from jaxctx.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    JaxctxError,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
 from jaxctx.programs import executor
 from jaxctx.types import CreateContextRequest, Criterion, SubmitCallRequest
 from tests.jaxctx.programs.conftest import ProgramsHarness, ask, call, output, run_event_loop, until
@@ -232,6 +241,18 @@ async def test_an_engine_that_is_gone_for_good_is_forgotten(monkeypatch: pytest.
     await harness.programs.delete("t", session.id)
     await until(lambda: not harness.programs.executor._closing_again)
     assert engine.contexts
+    assert not harness.programs.executor._unclosed
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("a bad id"), PermissionDenied("not with this key")], ids=str)
+async def test_a_context_that_an_engine_refuses_to_close_is_not_closed_again(error: JaxctxError) -> None:
+    """It would refuse that again, and contexts that it may close wait behind."""
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    session = harness.session()
+    engine.failing, engine.failure = "close", error
+    assert await ask(session, call(session, "say {{o}}", o=output("o"))["o"])
+    await harness.programs.delete("t", session.id)
+    assert len(engine.did("close")) == 1
     assert not harness.programs.executor._unclosed
 
 

@@ -86,6 +86,44 @@ async def test_a_tenant_keeps_so_many_prefixes(monkeypatch: pytest.MonkeyPatch) 
     assert {(tenant, text[0]) for tenant, _, text in harness.nodes[0].prefixes} == set(kept)
 
 
+async def test_prefixes_that_are_shorter_than_a_page_have_no_context_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "MAX_PREFIXES", 2)
+    closed = list[str]()
+
+    class RecordingEngine(ScriptedEngine):
+        async def close(self, caller: Caller, context_id: str) -> None:
+            closed.append(context_id)
+            await super().close(caller, context_id)
+
+    harness = ProgramsHarness(engine := RecordingEngine())
+    session = harness.session()
+    for used in "abcd":
+        assert await ask(session, call(session, f"{used} {{{{o}}}}", o=output("o"))["o"])
+        await run_event_loop()
+    assert {text[0] for *_, text in harness.nodes[0].prefixes} == {"c", "d"}
+    assert len(closed) == 4, "the context of each call"
+    assert "" not in closed
+    assert engine.contexts == {}
+
+
+async def test_prefixes_that_are_shorter_than_a_page_do_not_take_the_places_of_other_tenants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor, "MAX_PREFIXES", 4)
+    monkeypatch.setattr(executor, "MAX_TENANT_PREFIXES", 2)
+    harness = ProgramsHarness(engine := ScriptedEngine())
+    for tenant, used in (("other", "x" * 80), *(("t", short) for short in "abcdef")):
+        session = harness.session(tenant)
+        assert await ask(session, call(session, f"{used} {{{{o}}}}", o=output("o"))["o"])
+        await run_event_loop()
+    assert [(tenant, chr(tokens[-1])) for (tenant, _), tokens in engine.contexts.items()] == [("other", "x")]
+    assert [(tenant, text[0]) for tenant, _, text in harness.nodes[0].prefixes] == [
+        ("other", "x"),
+        ("t", "e"),
+        ("t", "f"),
+    ]
+
+
 @pytest.mark.parametrize("reason", ["QUOTA", "TOO_MANY_CONTEXTS"])
 async def test_kept_prefixes_make_room_for_calls(reason: str) -> None:
     """Of the same tenant, the longest unused first, and no more than are needed."""

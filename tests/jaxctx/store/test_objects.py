@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -174,3 +176,39 @@ def test_a_place_that_cannot_be_used(tmp_path, place):
     with pytest.raises((JaxctxError, InvalidArgument)) as error:
         open_objects(str(root))
     assert error.value.reason == "STORE_FAILED"
+
+
+def test_limits_of_requests_over_http_that_the_user_set_stay(monkeypatch):
+    names = list(store_objects._HTTP_LIMITS)
+    for name in names:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(names[0], "77")
+    open_objects("memory://x")
+    assert [os.environ[name] for name in names] == ["77", *list(store_objects._HTTP_LIMITS.values())[1:]]
+
+
+ASK_A_SERVER_THAT_NEVER_REPLIES = """
+import socket
+from jaxctx.errors import Unavailable
+from jaxctx.store import objects
+
+objects._HTTP_LIMITS["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"] = "1"
+objects._RETRIES["max_retries"] = 1
+with socket.create_server(("127.0.0.1", 0)) as server:  # connections wait there to be accepted
+    port = server.getsockname()[1]
+    opened = objects.open_objects(f"s3://bucket/p?endpoint=http://127.0.0.1:{port}&aws_region=us-east-1")
+    try:
+        opened.read("names/x")()
+    except Unavailable as error:
+        print(error.reason)
+"""
+
+
+def test_a_server_that_accepts_a_request_and_never_replies_is_given_up():
+    """In a process of its own, as TensorStore reads the limits of requests once."""
+    environment = {name: value for name, value in os.environ.items() if name not in store_objects._HTTP_LIMITS}
+    environment |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    program = [sys.executable, "-c", ASK_A_SERVER_THAT_NEVER_REPLIES]
+    ended = subprocess.run(program, env=environment, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    assert ended.stdout == "STORE_FAILED\n"

@@ -37,7 +37,7 @@ async def test_create(grpc_server: Any) -> None:
         labels={"k": "v"},
     )
     caller, request = grpc_server.last("create")
-    assert caller == Caller(tenant="", deadline=1000 + MAX_DEADLINE_S)
+    assert caller == Caller(tenant="", deadline=1000 + MAX_DEADLINE_S, of_cluster=True)
     assert (request.context_id, request.salt, request.priority) == ("a", "s", -3)
     assert request.manual_commit
     assert request.pinned

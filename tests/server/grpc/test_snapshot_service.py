@@ -152,7 +152,7 @@ async def test_save(grpc_server: Any) -> None:
         )
     )
     caller, asked = grpc_server.last("save")
-    assert caller == Caller(deadline=1000 + MAX_DEADLINE_S)
+    assert caller == Caller(deadline=1000 + MAX_DEADLINE_S, of_cluster=True)
     assert asked == SaveRequest(
         context_id="a", name="chat/é", durable=True, overwrite_version=2, ttl=Ttl(60.5, True), labels={"k": "v"}
     )

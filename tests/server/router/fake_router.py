@@ -27,6 +27,7 @@ from jaxctx_server.lifecycle import ServerLifecycle, ServingState
 from jaxctx_server.router.context_service import RouterContextService
 from jaxctx_server.router.engines import RouterEngines
 from jaxctx_server.router.forwarding import Forwarder
+from jaxctx_server.router.leftovers import LeftoverContexts
 from jaxctx_server.router.listing import Lister
 from jaxctx_server.router.migration import Migrator
 from jaxctx_server.router.model_service import RouterModelService
@@ -131,7 +132,7 @@ class FakeRemoteEngine(RemoteEngine):
             return queued(self.streams[rpc])
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", rpc).lower()
         service = next(service for service in self._services if hasattr(service, name))
-        return getattr(service, name)(caller, request)
+        return getattr(service, name)(replace(caller, of_cluster=True), request)
 
     async def aclose(self) -> None:
         self._lifecycle.stop()
@@ -163,11 +164,12 @@ class FakeRouter:
         self.connections: dict[str, FakeRemoteEngine] = {}
         self.engines = RouterEngines(self.lifecycle)
         self.placements = PlacementTable()
-        self.planner = Planner(self.engines, lambda: NOW)
+        self.leftovers = LeftoverContexts(self.engines, self.placements, lambda: NOW)
+        self.planner = Planner(self.engines, self.leftovers, lambda: NOW)
         self.forwarder = Forwarder(self.lifecycle, self.engines, self.placements, self.planner)
         self.lister = Lister(self.engines, self.forwarder)
         self.watcher = Watcher(self.lifecycle, self.engines, self.placements)
-        self.migrator = Migrator(self.engines, self.placements, lambda: NOW)
+        self.migrator = Migrator(self.engines, self.placements, self.leftovers, lambda: NOW)
         self.contexts = RouterContextService(
             self.forwarder, self.lister, self.planner, self.watcher, self.placements, self.migrator
         )

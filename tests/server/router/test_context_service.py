@@ -192,6 +192,12 @@ async def test_a_list_asks_each_engine_as_the_request_says(router: FakeRouter) -
         assert connection.requests_of("ListContexts") == [asked]
 
 
+async def test_no_client_learns_of_other_tenants(router: FakeRouter) -> None:
+    with pytest.raises(errors.PermissionDenied, match="tenants_only"):
+        await listed(router, tenants_only=True)
+    assert not any(connection.requests for connection in router.connections.values())
+
+
 async def test_of_a_context_on_two_engines_the_latest_version_is_listed(router: FakeRouter) -> None:
     for address, version in (("a", 7), ("b", 5)):
         router.connections[address].responses["ListContexts"] = pb.ListContextsResponse(

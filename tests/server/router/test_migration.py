@@ -17,7 +17,8 @@ from jaxctx.types import ContextState, CreateContextRequest, Ttl
 from jaxctx.v1 import context_service_pb2, snapshot_service_pb2
 from jaxctx.v1.context_pb2 import Context
 from jaxctx_server.router import migration
-from jaxctx_server.router.migration import MIGRATION_TIMEOUT_S, restore_lifetime, take
+from jaxctx_server.router.leftovers import CLOSE_TIMEOUT_S
+from jaxctx_server.router.migration import MIGRATION_TIMEOUT_S, MoveResult, restore_lifetime, take
 from jaxctx_server.router.placement import ContextKey, Placement
 from tests.server.router.fake_router import NOW, FakeRemoteEngine, FakeRouter
 
@@ -29,6 +30,7 @@ SAVED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migration, "POLL_S", 0.005)
+    monkeypatch.setattr(migration, "MAX_PAUSE_S", 0.01)
 
 
 def at(seconds: float) -> Timestamp:
@@ -56,8 +58,8 @@ def asked(connection: FakeRemoteEngine) -> list[str]:
     return [name for name, _, _ in connection.requests]
 
 
-async def migrate(router: FakeRouter, placement: Placement, key: ContextKey = KEY) -> bool:
-    """Migrate a context of the engine "a", which leaves. Returns whether it was busy."""
+async def migrate(router: FakeRouter, placement: Placement, key: ContextKey = KEY) -> MoveResult:
+    """Migrate a context of the engine "a", which leaves."""
     router.handle("a").draining = True
     async with asyncio.timeout(10):
         return await router.migrator.migrate(placement, key)
@@ -73,13 +75,14 @@ async def evacuate(router: FakeRouter) -> None:
 
 async def test_a_context_is_saved_taken_elsewhere_and_only_then_closed(router: FakeRouter) -> None:
     placement = await add_context(router)
-    assert not await migrate(router, placement), "it was not busy"
+    assert await migrate(router, placement) is MoveResult.MOVED
     assert placement.handle is router.handle("b")
     assert (has(router, "a"), has(router, "b")) == (False, True)
     assert asked(router.connections["a"]) == ["GetContext", "Save", "CloseContext", "DeleteSnapshot"]
     assert asked(router.connections["b"]) == ["Take", "UpdateContext"]
     (save,) = router.connections["a"].requests_of("Save")
     assert save.durable
+    assert save.for_move
     assert save.ttl.duration.seconds == MIGRATION_TIMEOUT_S
     (taken,) = router.connections["b"].requests_of("Take")
     assert (taken.context_id, taken.name) == ("x", save.name)
@@ -92,7 +95,7 @@ async def test_a_move_is_made_for_the_tenant_within_its_time(router: FakeRouter)
     placement = await add_context(router)
     await migrate(router, placement)
     callers = {name: caller for connection in router.connections.values() for name, caller, _ in connection.requests}
-    assert callers.pop("CloseContext") == ALICE  # whatever time is left
+    assert callers.pop("CloseContext") == Caller("alice", NOW + CLOSE_TIMEOUT_S)  # whatever time is left
     assert set(callers.values()) == {Caller("alice", NOW + MIGRATION_TIMEOUT_S)}
 
 
@@ -105,15 +108,17 @@ async def test_names_of_moves_are_not_the_same(router: FakeRouter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "busy"), [({"labels": dict(PROGRAM_LABELS)}, False), ({}, True)], ids=["of a program", "busy"]
+    ("fields", "result"),
+    [({"labels": dict(PROGRAM_LABELS)}, MoveResult.NOT_NEEDED), ({}, MoveResult.LATER)],
+    ids=["of a program", "busy"],
 )
 async def test_contexts_that_stay_and_whether_they_may_go_later(
-    router: FakeRouter, fields: dict[str, Any], busy: bool
+    router: FakeRouter, fields: dict[str, Any], result: MoveResult
 ) -> None:
     placement = await add_context(router, **fields)
-    if busy:
+    if result is MoveResult.LATER:
         set_state(router, ContextState.BUSY)
-    assert await migrate(router, placement) == busy
+    assert await migrate(router, placement) is result
     assert placement.handle is router.handle("a")
     assert asked(router.connections["a"]) == ["GetContext"]
 
@@ -126,7 +131,7 @@ def set_state(router: FakeRouter, state: ContextState) -> None:
 async def test_a_context_stays_if_all_other_engines_drain(router: FakeRouter) -> None:
     router.handle("a").draining = router.handle("b").draining = True
     placement = await add_context(router)
-    assert not await migrate(router, placement)
+    assert await migrate(router, placement) is MoveResult.STAYS
     assert placement.handle is router.handle("a")
     assert asked(router.connections["b"]) == []
     assert asked(router.connections["a"]) == ["GetContext"]
@@ -148,7 +153,7 @@ async def test_a_move_that_fails_leaves_the_context_where_it_was_and_nothing_els
 ) -> None:
     placement = await add_context(router)
     router.connections["b"].errors[rpc] = [errors.ResourceExhausted("it is full")]
-    assert not await migrate(router, placement)
+    assert await migrate(router, placement) is MoveResult.LATER, "another engine may take it"
     assert placement.handle is router.handle("a")
     assert (has(router, "a"), has(router, "b")) == (True, False)
     assert "CloseContext" not in asked(router.connections["a"])
@@ -159,13 +164,13 @@ async def test_a_move_that_fails_leaves_the_context_where_it_was_and_nothing_els
 async def test_a_context_that_cannot_be_saved_stays(router: FakeRouter) -> None:
     placement = await add_context(router)
     router.connections["a"].errors["Save"] = [errors.FailedPrecondition("no store", reason="NO_STORE")]
-    assert not await migrate(router, placement)
+    assert await migrate(router, placement) is MoveResult.STAYS
     assert (placement.handle, asked(router.connections["b"])) == (router.handle("a"), [])
 
 
 async def test_a_context_that_has_ended_is_not_moved(router: FakeRouter) -> None:
     placement = Placement(router.handle("a"))
-    assert not await migrate(router, placement)
+    assert await migrate(router, placement) is MoveResult.NOT_NEEDED
     assert asked(router.connections["a"]) == ["GetContext"]
 
 
@@ -273,15 +278,37 @@ async def test_an_engine_that_leaves_drains_and_its_contexts_are_elsewhere(route
 
 
 async def test_contexts_that_the_router_has_not_heard_of_go_too(router: FakeRouter) -> None:
-    """Those of tenants that it has heard of, and of the tenant without a name."""
+    """It may have been started anew since their tenants called."""
     fake = router.connections["a"].fake
     for n in range(3):
         await fake.create(ALICE, CreateContextRequest(context_id=f"x{n}"))
+    await fake.create(Caller("bob"), CreateContextRequest(context_id="x0"))
     await fake.create(Caller(), CreateContextRequest(context_id="y"))
-    router.placements.add_unknown(ContextKey("alice", "elsewhere"), router.handle("b"))
     await evacuate(router)
     assert router.connections["a"].fake.contexts == {}
-    assert len(router.connections["b"].fake.contexts) == 4
+    assert len(router.connections["b"].fake.contexts) == 5
+
+
+async def test_an_engine_lists_its_tenants_page_by_page(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration, "MAX_LISTED", 2)
+    for n in range(5):
+        await router.connections["a"].fake.create(Caller(f"t{n}"), CreateContextRequest(context_id="x"))
+    await evacuate(router)
+    assert len(router.connections["b"].fake.contexts) == 5
+
+
+async def test_contexts_of_an_engine_that_names_no_tenants_go_if_their_tenants_have_called(router: FakeRouter) -> None:
+    """It is of an older version."""
+    fake = router.connections["a"].fake
+    await fake.create(ALICE, CreateContextRequest(context_id="x"))
+    router.placements.add_unknown(ContextKey("alice", "elsewhere"), router.handle("b"))
+
+    async def none(*_: Any) -> list[str]:
+        return []
+
+    fake.tenants = none  # type: ignore[method-assign]
+    await evacuate(router)
+    assert has(router, "b")
 
 
 async def test_an_engine_lists_its_contexts_page_by_page(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,6 +355,118 @@ async def test_a_context_that_cannot_be_moved_is_left_behind(router: FakeRouter)
     await evacuate(router)
     assert placement.handle is router.handle("a")
     assert len(router.connections["b"].requests_of("Take")) == 1, "it is not tried again"
+
+
+QUEUE_FULL = errors.ResourceExhausted("no pages now", reason="QUEUE_FULL", retry_after_s=1.0)
+ENGINE_LOST = errors.Unavailable("it does not answer", reason="ENGINE_LOST")
+
+
+@pytest.mark.parametrize("error", [QUEUE_FULL, ENGINE_LOST], ids=lambda each: each.reason)
+@pytest.mark.parametrize(
+    ("address", "rpc"), [("a", "GetContext"), ("a", "Save"), ("b", "Take"), ("b", "UpdateContext")]
+)
+async def test_a_move_that_fails_by_chance_is_tried_again(
+    router: FakeRouter, caplog: pytest.LogCaptureFixture, error: errors.JaxctxError, address: str, rpc: str
+) -> None:
+    placement = await add_context(router)
+    router.connections[address].errors[rpc] = [error, error]
+    await evacuate(router)
+    assert placement.handle is router.handle("b")
+    assert (has(router, "a"), has(router, "b")) == (False, True)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("error", [QUEUE_FULL, errors.FailedPrecondition("no store", reason="NO_STORE")], ids=str)
+async def test_what_one_engine_does_not_take_another_one_does(router: FakeRouter, error: errors.JaxctxError) -> None:
+    router.add_engine("c")
+    placement = await add_context(router)
+    router.connections["b"].errors["Take"] = [error] * 100
+    await evacuate(router)
+    assert placement.handle is router.handle("c")
+    assert len(router.connections["b"].requests_of("Take")) == 1, "the least loaded one is asked first, and once"
+
+
+async def test_contexts_go_on_their_way_while_others_cannot(
+    router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migration, "MAX_MIGRATIONS", 1)
+    monkeypatch.setattr(migration, "MAX_PAUSE_S", 0.1)
+    await add_context(router)
+    other = await add_context(router, ContextKey("alice", "y"))
+    set_state(router, ContextState.BUSY)
+    evacuating = asyncio.create_task(evacuate(router))
+    async with asyncio.timeout(10):
+        while other.handle is not router.handle("b"):
+            await asyncio.sleep(0.001)
+    set_state(router, ContextState.IDLE)
+    await evacuating
+
+
+async def test_an_engine_that_may_come_back_is_waited_for(router: FakeRouter) -> None:
+    placement = await add_context(router)
+    connection = router.connections["b"]
+    router.lose("b", may_come_back=True)
+    evacuating = asyncio.create_task(evacuate(router))
+    await router.connections["a"].until_asked("GetContext", times=3)
+    assert not evacuating.done()
+    back = router.state.engines.register("b", connection, connection.encode)
+    await evacuating
+    assert placement.handle is back
+
+
+async def test_the_log_says_how_many_contexts_stay(router: FakeRouter, caplog: pytest.LogCaptureFixture) -> None:
+    for n in range(3):
+        await add_context(router, ContextKey("alice", f"x{n}"))
+    await add_context(router, ContextKey("alice", "p"), labels=dict(PROGRAM_LABELS))
+    router.placements.add_unknown(ContextKey("alice", "ended"), router.handle("a"))
+    router.connections["a"].errors["Save"] = [errors.ResourceExhausted("too many", reason="QUOTA")] * 2
+    await evacuate(router)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("engine a leaves, and 2 of its contexts could not be moved")
+    assert "2 times: QUOTA: too many" in record.getMessage()
+
+
+async def test_the_log_says_what_stays_when_the_time_is_up(
+    router: FakeRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    await add_context(router)
+    router.connections["b"].errors["Take"] = [QUEUE_FULL] * 1000
+    evacuating = asyncio.create_task(evacuate(router))
+    await router.connections["b"].until_asked("Take", times=3)
+    evacuating.cancel()
+    await asyncio.wait([evacuating])
+    (record,) = caplog.records
+    assert record.getMessage().startswith("engine a leaves, and 1 of its contexts could not be moved")
+
+
+async def test_a_context_is_not_taken_where_a_copy_of_it_is_still_to_be_closed(router: FakeRouter) -> None:
+    placement = await add_context(router)
+    gate = router.connections["b"].gates["CloseContext"] = asyncio.Event()
+    router.leftovers.close_later(KEY, router.handle("b"))
+    evacuating = asyncio.create_task(evacuate(router))
+    await router.connections["a"].until_asked("GetContext", times=2)
+    assert router.connections["b"].requests_of("Take") == []
+    gate.set()
+    await evacuating
+    assert placement.handle is router.handle("b")
+
+
+async def test_another_context_of_its_id_on_the_target_is_not_closed(router: FakeRouter) -> None:
+    placement = await add_context(router)
+    await router.connections["b"].fake.create(ALICE, CreateContextRequest(context_id="x"))
+    assert await migrate(router, placement) is MoveResult.LATER
+    assert (placement.handle, has(router, "b")) == (router.handle("a"), True)
+
+
+async def test_an_old_context_that_could_not_be_closed_is_closed_later(router: FakeRouter) -> None:
+    placement = await add_context(router)
+    router.connections["a"].errors["CloseContext"] = [ENGINE_LOST]
+    assert await migrate(router, placement) is MoveResult.MOVED
+    async with asyncio.timeout(10):
+        while has(router, "a"):
+            await asyncio.sleep(0.001)
+    assert has(router, "b")
 
 
 async def test_an_engine_leaves_when_no_call_runs_there_any_more(router: FakeRouter) -> None:

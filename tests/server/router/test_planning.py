@@ -8,7 +8,7 @@ from jaxctx import errors
 from jaxctx.engine.interface import Caller
 from jaxctx.types import CreateContextRequest
 from jaxctx.v1 import context_service_pb2 as pb
-from jaxctx_server.router.placement import Placement
+from jaxctx_server.router.placement import ContextKey, Placement
 from jaxctx_server.router.planning import PLAN_TIMEOUT_S, RECREATE_TIMEOUT_S, plan_of_first_fill, plan_order
 from tests.server.router.fake_router import NOW, FakeRouter
 
@@ -114,12 +114,43 @@ async def test_a_context_stays_if_it_cannot_be_made_elsewhere(router: FakeRouter
     assert ("alice", "x") in router.connections["a"].fake.contexts
 
 
-async def test_a_context_that_was_made_elsewhere_is_there_though_the_old_one_is_not_closed(router: FakeRouter) -> None:
+async def until_gone(router: FakeRouter, address: str) -> None:
+    """Wait until an engine has no context "x"."""
+    async with asyncio.timeout(10):
+        while ("alice", "x") in router.connections[address].fake.contexts:
+            await asyncio.sleep(0.001)
+
+
+async def test_an_old_context_that_could_not_be_closed_at_once_is_closed_later(router: FakeRouter) -> None:
+    """Or calls would go on with it, empty as it is, when the engine of the new one is lost."""
     placement = await create_on_a(router)
     router.connections["b"].responses["Plan"] = plan(9)
     router.connections["a"].errors["CloseContext"] = [errors.Unavailable("it is gone", reason="ENGINE_LOST")]
     await move(router, placement)
     assert placement.handle is router.handle("b")
+    await until_gone(router, "a")
+    assert ("alice", "x") in router.connections["b"].fake.contexts
+
+
+async def test_a_context_that_an_engine_may_have_made_is_closed_there(router: FakeRouter) -> None:
+    """If the answer is lost it stays where it was, and only there."""
+    placement = await create_on_a(router)
+    router.connections["b"].responses["Plan"] = plan(9)
+    await router.connections["b"].fake.create(ALICE, CreateContextRequest(context_id="x"))
+    router.connections["b"].errors["CreateContext"] = [errors.DeadlineExceeded("the answer is lost")]
+    await move(router, placement)
+    assert placement.handle is router.handle("a")
+    await until_gone(router, "b")
+    assert ("alice", "x") in router.connections["a"].fake.contexts
+
+
+async def test_another_context_of_its_id_is_not_closed(router: FakeRouter) -> None:
+    placement = await create_on_a(router)
+    router.connections["b"].responses["Plan"] = plan(9)
+    router.connections["b"].errors["CreateContext"] = [errors.AlreadyExists("there is one")]
+    await move(router, placement)
+    assert placement.handle is router.handle("a")
+    assert not router.leftovers.engine_ids(ContextKey("alice", "x"))
 
 
 async def test_a_context_stays_if_no_engine_has_a_plan(router: FakeRouter) -> None:

@@ -32,6 +32,14 @@ async def test_a_context_is_saved_on_its_engine_under_a_name_that_is_free(router
     assert len(router.connections["b"].requests_of("Save")) == 1
 
 
+async def test_no_client_saves_for_a_move(router: FakeRouter) -> None:
+    """Its quota would not count that."""
+    for caller in (ALICE, Caller("alice", of_cluster=True)):
+        with pytest.raises(errors.PermissionDenied, match="for_move"):
+            await router.snapshots.save(caller, pb.SaveRequest(context_id="x", name="n", for_move=True))
+    assert not any(connection.requests for connection in router.connections.values())
+
+
 async def test_a_name_that_any_engine_has_is_taken(router: FakeRouter) -> None:
     not_found_on(router, "a", "GetSnapshot")
     with pytest.raises(errors.AlreadyExists):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxctx.engine.interface import Caller
+from jaxctx.errors import PermissionDenied
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import (
     model_service_pb2,
@@ -116,3 +117,18 @@ async def test_an_output_that_is_read_no_further_counts_as_cancelled(text: Any, 
     lifecycle.stop()
     assert dict(generations.outputs) == {"cancelled": 1}
     assert engine.cancelled == ["generate"]
+
+
+async def test_only_a_server_of_the_cluster_asks_for_tenants(lifecycle: ServerLifecycle, engine: FakeEngine) -> None:
+    service = LocalContextService(lifecycle)
+    for tenant in ("", "b", "a", "c", "a"):
+        await service.create_context(Caller(tenant), pb.CreateContextRequest())
+    request = pb.ListContextsRequest(tenants_only=True, limit=2)
+    with pytest.raises(PermissionDenied, match="tenants_only"):
+        await service.list_contexts(Caller("a"), request)
+    router = Caller(of_cluster=True)
+    first = await service.list_contexts(router, request)
+    assert (list(first.tenants), first.next_page_token, list(first.contexts)) == (["a", "b"], "b", [])
+    request.page_token = first.next_page_token
+    last = await service.list_contexts(router, request)
+    assert (list(last.tenants), last.next_page_token) == (["c"], "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,15 @@ async def test_an_attachment_is_saved_and_the_versions_to_keep(
     request = pb.SaveRequest(context_id="x", name="n", attachment=b"\x00\xff", max_versions=1)
     await service.save(ALICE, request)
     assert last(engine)[2] == types.SaveRequest(context_id="x", name="n", attachment=b"\x00\xff", max_versions=1)
+
+
+async def test_only_a_server_of_the_cluster_saves_for_a_move(service: LocalSnapshotService, engine: FakeEngine) -> None:
+    request = pb.SaveRequest(context_id="x", name="n", for_move=True)
+    with pytest.raises(errors.PermissionDenied, match="for_move"):
+        await service.save(ALICE, request)
+    assert engine.calls == []
+    await service.save(replace(ALICE, of_cluster=True), request)
+    assert last(engine)[2] == types.SaveRequest(context_id="x", name="n", for_move=True)
 
 
 async def test_an_update_changes_only_what_it_names(service: LocalSnapshotService, engine: FakeEngine) -> None:

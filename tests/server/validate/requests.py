@@ -169,7 +169,12 @@ TABLE: dict[str, dict[str, Any]] = {
         "include_tokens": ANY,
         "include_ancestors": ANY,
     },
-    "ListContextsRequest": {"limit": LIMIT, "page_token": PAGE_TOKEN, "include_program_contexts": ANY},
+    "ListContextsRequest": {
+        "limit": LIMIT,
+        "page_token": PAGE_TOKEN,
+        "include_program_contexts": ANY,
+        "tenants_only": ANY,
+    },
     "UpdateContextRequest": {
         "context_id": CONTEXT_ID,
         "priority": PRIORITY,
@@ -229,6 +234,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "labels": LABELS,
         "attachment": [b"x" * ((4 << 20) + 1)],
         "max_versions": [-1],
+        "for_move": ANY,
     },
     "OpenRequest": {
         "name": NAME,

@@ -25,6 +25,8 @@ from jaxctx.types import (
     CreateContextRequest,
     GenerateRequest,
     PlanResult,
+    RetentionUpdate,
+    SaveRequest,
     Tier,
     UpdateContextRequest,
 )
@@ -242,3 +244,14 @@ async def test_a_rewind_into_a_page_takes_the_page_that_it_frees(make_engine) ->
     await engine.rewind(ME, context, 31)
     assert (await context_info(engine, ME, idle)).state is ContextState.SUSPENDED
     assert (await engine.rewind(ME, fork.context_id, 32)).seq_len == 32
+
+
+async def test_tenants_that_have_contexts_are_listed_in_order(engine: LocalEngine) -> None:
+    """Nobody sees those under which the engine files what it holds for snapshots and publications."""
+    made = {tenant: await filled(engine, 40, caller=Caller(tenant)) for tenant in ("c", "a", "", "b")}
+    await engine.save(Caller("a"), SaveRequest(context_id=made["a"], name="n"))
+    await engine.publish(Caller("b"), made["b"], RetentionUpdate())
+    assert await engine.tenants("", 10) == ["a", "b", "c"]
+    assert await engine.tenants("a", 1) == ["b"]
+    await engine.close(Caller("a"), made["a"])
+    assert await engine.tenants("", 10) == ["b", "c"]

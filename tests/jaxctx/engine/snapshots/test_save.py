@@ -71,6 +71,17 @@ async def test_a_save_in_place_of_another_version_needs_no_more_room(limited: Lo
     assert (await limited.save(ME, replace(request, overwrite_version=1, max_versions=1))).version == 2
 
 
+@pytest.mark.parametrize("limit", ["max_snapshots_per_tenant", "max_snapshot_bytes_per_tenant"])
+async def test_a_move_needs_no_room(make_engine: Any, limit: str) -> None:
+    """A tenant who has used its quota up does not lose its contexts when their engine leaves."""
+    engine: LocalEngine = make_engine(replace(SMALL, **{limit: 1}))
+    request = SaveRequest(context_id=await filled(engine), name="a", for_move=True)
+    await engine.save(ME, request)
+    with pytest.raises(ResourceExhausted, match=limit):
+        await engine.save(ME, replace(request, name="b", for_move=False))
+    assert (await engine.save(ME, replace(request, name="c"))).version == 1
+
+
 async def test_room_for_more_is_told_before_anything_is_saved(limited: LocalEngine, monkeypatch) -> None:
     context, gate = await filled(limited), Gate(limited, monkeypatch)
     await limited.check_snapshot_quota(ME, 1)

@@ -37,6 +37,30 @@ def two(make_engine: Any, tmp_path: Any) -> list[LocalEngine]:
     return [make_engine(SMALL, store=str(tmp_path), whole=False, device=name) for name in ("a", "b")]
 
 
+async def test_a_store_that_hangs_stops_nothing_else(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and certificates, among others, are read on the event loop's own threads."""
+    begun, release = threading.Event(), threading.Event()
+
+    def hang(*_: Any) -> None:
+        begun.set()
+        assert release.wait(60)
+
+    monkeypatch.setattr(engine.store, "check", hang)
+    request = SaveRequest(context_id=await filled(engine, [1] * 40), name="a")
+    saves = [asyncio.create_task(engine.save(ME, request)) for _ in range(64)]  # more than there are threads
+    try:
+        async with asyncio.timeout(30):
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
+        for save in saves:
+            save.cancel()
+        await asyncio.wait(saves)
+        async with asyncio.timeout(30):
+            assert await asyncio.to_thread(str, 7) == "7"
+    finally:
+        release.set()
+
+
 async def test_an_engine_knows_what_another_saved_when_it_is_asked(two: list[LocalEngine]) -> None:
     one, other = two
     saved = await filled(one, [1] * 40)
