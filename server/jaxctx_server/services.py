@@ -104,7 +104,7 @@ class Services:
                 snapshot_quota=LocalSnapshotQuota(lifecycle),
             )
         planner = Planner(engines, leftovers, clock)
-        forwarder = Forwarder(lifecycle, engines, placements, planner)
+        forwarder = Forwarder(lifecycle, engines, placements, planner, leftovers)
         lister = Lister(engines, forwarder)
         watcher = Watcher(lifecycle, engines, placements)
         return cls(

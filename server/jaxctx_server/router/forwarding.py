@@ -17,6 +17,7 @@ from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.v1 import context_service_pb2, rules_pb2, snapshot_service_pb2
 from jaxctx_server.lifecycle import ServerLifecycle
 from jaxctx_server.router.engines import RouterEngines, remote_engine
+from jaxctx_server.router.leftovers import LeftoverContexts
 from jaxctx_server.router.placement import ContextKey, CreatedKey, Placement, PlacementTable
 from jaxctx_server.router.planning import Planner
 
@@ -69,12 +70,18 @@ class Forwarder:
     """Forwards calls to the engines of a router. Used on the event loop."""
 
     def __init__(
-        self, lifecycle: ServerLifecycle, engines: RouterEngines, placements: PlacementTable, planner: Planner
+        self,
+        lifecycle: ServerLifecycle,
+        engines: RouterEngines,
+        placements: PlacementTable,
+        planner: Planner,
+        leftovers: LeftoverContexts,
     ) -> None:
         self._lifecycle = lifecycle
         self._engines = engines
         self._placements = placements
         self._planner = planner
+        self._leftovers = leftovers
 
     async def ask(
         self, call: ForwardedCall[RequestT], method: StubMethod[RequestT, ResponseT]
@@ -120,8 +127,13 @@ class Forwarder:
         raise self._refusal(refusals, placement, candidates)
 
     def _candidates(self, call: ForwardedCall[Any], placement: Placement | None) -> list[EngineHandle]:
-        """The engines to ask one after the other, first the one that holds the context."""
-        return self._engines.by_load(call.model_id, None if placement is None else placement.handle)
+        """The engines to ask one after the other, first the one that holds the context; none that has what a move left
+        behind, which is not the context.
+        """
+        holder = None if placement is None else placement.handle
+        left_on = self._leftovers.engine_ids(call.context_key)
+        found = self._engines.by_load(call.model_id, holder)
+        return [handle for handle in found if handle is holder or handle.id not in left_on]
 
     async def _placement_of(self, call: ForwardedCall[Any]) -> Placement | None:
         """The placement of the context of the call, if it is remembered. Its first fill may move the context.

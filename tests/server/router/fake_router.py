@@ -166,7 +166,7 @@ class FakeRouter:
         self.placements = PlacementTable()
         self.leftovers = LeftoverContexts(self.engines, self.placements, lambda: NOW)
         self.planner = Planner(self.engines, self.leftovers, lambda: NOW)
-        self.forwarder = Forwarder(self.lifecycle, self.engines, self.placements, self.planner)
+        self.forwarder = Forwarder(self.lifecycle, self.engines, self.placements, self.planner, self.leftovers)
         self.lister = Lister(self.engines, self.forwarder)
         self.watcher = Watcher(self.lifecycle, self.engines, self.placements)
         self.migrator = Migrator(self.engines, self.placements, self.leftovers, lambda: NOW)

@@ -293,6 +293,20 @@ async def test_a_context_that_has_ended_is_not_found_once_its_engine_has_come_ba
     assert raised.value.reason == "ENGINE_LOST"
 
 
+async def test_what_a_move_left_behind_is_not_the_context(router: FakeRouter) -> None:
+    """It is empty, and stays until it could be closed: calls would go on with it."""
+    key = ContextKey("alice", "x")
+    remember(router, "b")
+    await router.connections["a"].fake.create(ALICE, CreateContextRequest(context_id="x"))
+    router.connections["a"].errors["CloseContext"] = [errors.Unavailable("busy", reason="ENGINE_LOST")] * 9
+    router.leftovers.close_later(key, router.handle("a"))
+    router.lose("b")
+    with pytest.raises(errors.Unavailable) as raised:
+        await router.forwarder.ask(fill_call(), lambda engine: engine.contexts.Fill)
+    assert raised.value.reason == "ENGINE_LOST"
+    assert "Fill" not in asked(router, "a")
+
+
 async def test_while_an_engine_may_come_back_nothing_is_not_found(router: FakeRouter) -> None:
     router.lose("a", may_come_back=True)
     with pytest.raises(errors.Unavailable) as raised:
