@@ -23,10 +23,20 @@ from jaxctx_kernels.kv_cache import CPU_HAS_LONG_VECTORS, LARGEST_INT8
 TAKES_BITS = jax.__version_info__ < (0, 11)  # instead of bfloat16, where a part of an array is taken
 FEW_ROWS = 64  # of a product on CPU; with more, packing the weights costs less than it saves
 MANY_ROWS = 256  # from which on blocks of bfloat16 weights are widened on a CPU that computes them as float32 anyway
-# Of one row's products on CPU: numbers of a vector, vectors that one loop adds at most, and the sums that it adds them
-# to in turn. With AVX-512 a vector is two of the CPU's; without it one, as more take more registers than there are, and
-# a sum alone would wait for each addition, which is slower than reading weights of 8 bits.
-LANES, TERMS, SUMS = (32, 32, 1) if CPU_HAS_LONG_VECTORS else (8, 32, 4)
+
+
+class VectorSums(NamedTuple):
+    """How one row's products are summed on a CPU."""
+
+    lanes: int  # numbers of a vector
+    terms: int  # vectors that one loop adds at most
+    sums: int  # to which it adds them in turn
+
+
+# With AVX-512 a vector is two of the CPU's, and of weights of 8 bits one, which are there sooner than a sum alone would
+# have added them. Without it a vector is one, as more take more registers than there are.
+WIDE_SUMS = VectorSums(32, 32, 1) if CPU_HAS_LONG_VECTORS else VectorSums(8, 32, 4)
+EIGHT_BIT_SUMS = VectorSums(16, 64, 4) if CPU_HAS_LONG_VECTORS else VectorSums(8, 32, 4)
 BLOCK_ELEMENTS = 1 << 20  # of a weight of 8 bits that are wide at a time on CPU: 2 MiB, which its cache holds
 COPIED_ELEMENTS = 1 << 22  # of a weight that stays as narrow, likewise
 LEAST_BLOCK = 64  # output channels that fit into a block, however long they are; equal blocks have over half as many
@@ -288,9 +298,10 @@ def contract_one(
     Widened or reshaped otherwise, weights or what `x` is made of would be computed apart, or in every term. An expert
     that is taken out before its terms are would be copied.
     """
-    lanes = math.gcd(x.size, LANES)
+    most = EIGHT_BIT_SUMS if weight.dtype.itemsize == 1 else WIDE_SUMS
+    lanes = math.gcd(x.size, most.lanes)
     count = x.size // lanes
-    parts = next(n for n in range(-(-count // TERMS), count + 1) if count % n == 0)
+    parts = next(n for n in range(-(-count // most.terms), count + 1) if count % n == 0)
     x = lax.optimization_barrier(x.astype(jnp.float32))
     x, weight = (a.reshape(*a.shape[:-1], parts, -1, lanes) for a in (x, weight))
 
@@ -302,7 +313,7 @@ def contract_one(
         return taken.reshape(out, parts, lanes)
 
     terms = [widen_on_cpu(term_of_weight(term), jnp.float32) * x[..., term, :] for term in range(count // parts)]
-    total = sum(sum(terms[first::SUMS]) for first in range(min(SUMS, len(terms))))
+    total = sum(sum(terms[first :: most.sums]) for first in range(min(most.sums, len(terms))))
     sums: jax.Array = lax.optimization_barrier(total).sum((1, 2))
     return sums
 

@@ -7,7 +7,7 @@ from jax.sharding import AxisType
 from jaxctx.engine.runner.compiled_model import ONE_ROW
 from jaxctx.model import products
 from jaxctx.model.functional import EIGHT_BITS
-from jaxctx.model.products import FEW_ROWS, QuantizedWeight, project, project_and_sum
+from jaxctx.model.products import FEW_ROWS, QuantizedWeight, VectorSums, project, project_and_sum
 from jaxctx.model.weights.quantize import quantize
 
 
@@ -109,15 +109,15 @@ def test_products_of_int8_of_rows_that_are_zero_or_not_finite(rows: int) -> None
 
 
 @pytest.mark.parametrize("inside", [1536, 96, 40])
-@pytest.mark.parametrize(("lanes", "sums"), [(8, 4), (32, 1)])
+@pytest.mark.parametrize("sums", [VectorSums(8, 32, 4), VectorSums(32, 32, 1), VectorSums(16, 64, 4)])
+@pytest.mark.parametrize(("name", "dtype"), [("WIDE_SUMS", "bfloat16"), ("EIGHT_BIT_SUMS", "int8")])
 def test_a_row_alone_on_cpus_with_vectors_of_any_length(
-    monkeypatch: pytest.MonkeyPatch, lanes: int, sums: int, inside: int
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, sums: VectorSums, inside: int
 ) -> None:
     """Many loops, one loop, and numbers that fill no vector; terms added to one sum and to several."""
-    monkeypatch.setattr(products, "LANES", lanes)
-    monkeypatch.setattr(products, "SUMS", sums)
+    monkeypatch.setattr(products, name, sums)
     rng = np.random.default_rng(inside)
-    x, weight = jnp.asarray(rng.normal(size=inside), "bfloat16"), jnp.asarray(rng.normal(size=(40, inside)), "bfloat16")
+    x, weight = jnp.asarray(rng.normal(size=inside), "bfloat16"), jnp.asarray(rng.normal(size=(40, inside)) * 3, dtype)
     product = jax.jit(lambda x, weight: products.contract_one(x, weight))(x, weight)
     want = np.asarray(weight, np.float64) @ np.asarray(x, np.float64)
     np.testing.assert_allclose(product, want, rtol=1e-5, atol=1e-4)
