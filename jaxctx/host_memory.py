@@ -22,21 +22,20 @@ def _control_group_limits(root: Path) -> Iterator[int]:
     are tried too.
     """
     try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        groups = (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:  # another system
         return
-    for group in groups:
-        _, controllers, path = group.split(":", 2)
+    for controllers, path in (group.split(":", 2)[1:] for group in groups if group.count(":") >= 2):
         if not controllers:  # version 2 has one tree for all
             folder, file = root / "sys/fs/cgroup", "memory.max"
         elif "memory" in controllers.split(","):
             folder, file = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
         else:
             continue
-        for inside in (place := PurePosixPath(path).relative_to("/"), *place.parents):
+        for inside in (place := PurePosixPath(path.lstrip("/")), *place.parents):
             try:
                 limit = (folder / inside / file).read_text().strip()
-            except OSError:
+            except (OSError, ValueError):
                 continue
             if limit.isdecimal() and int(limit):  # not "max"
                 yield int(limit)

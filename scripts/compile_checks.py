@@ -19,7 +19,8 @@ without being compiled.
 
 Exit status 1 if something does not compile, is not in the baseline, grew (by over 2 %, or at all, as `allowed` says),
 or does what a step never may. `--update` writes what was found instead, for the targets and names that were run; say in
-the commit why it grew. Whoever changes programs, or what compilers are told, does so before CI runs.
+the commit why it grew. Whoever changes programs, or what compilers are told, does so before CI runs. With another
+compiler all is written anew: `--update --all`.
 
 Another compiler may take other amounts, so the baseline names the versions, and under others nothing is compared. Needs
 the extras tpu and cuda13, or at least libtpu, jax-cuda13-plugin and jax-cuda13-pjrt of JAX's version; machine code is
@@ -102,6 +103,7 @@ MOST = {
 SMALL_BYTES = 1 << 16  # of growth that does not matter, and of outputs beside the pages
 SLACK = 1.02  # growth that is none
 FINGERPRINT_DIGITS = 16
+OTHER_VERSIONS = "as nothing is compared"
 MANY_CHANGED = "as the baseline is of other programs than this and several more: renew it with --update"
 BYTES = ("temporaries", "code")
 COUNTS = (
@@ -296,6 +298,8 @@ def check(part: Part, names: Sequence[str], kept: dict[str, Any], doing: Doing) 
         chips, readers = Chips(devices[0], devices), Readers(devices[0].platform, bundles, tools)
         versions = {name: version(name) for name in ("jax", PACKAGES[target])}
         same = versions == kept["versions"]
+        if update and not doing.everything and not (same and same_tools(tools, kept)):
+            raise FailedPrecondition(f"{target}: of other compilers or tools than before, --update needs --all")
         if not (same or update):
             print(f"{target}: the baseline is of {kept['versions']}, this is {versions}: sizes are not compared")
         all_found = dict(kept["functions"]) if same else {}
@@ -310,9 +314,9 @@ def check(part: Part, names: Sequence[str], kept: dict[str, Any], doing: Doing) 
                 program = fingerprint(lowered, compiler_options(readers.platform))
                 known = is_as_before(name, program, programs, doing)
                 changed += programs.get(name) != program
-                if not known and is_one_too_many(changed, doing):
-                    failed += 1
-                    print(f"{target}: {name}: not compiled, {MANY_CHANGED}", flush=True)
+                if not (known or matches(name, COMPILED_ALWAYS)) and is_one_too_many(changed, doing):
+                    failed += same
+                    print(f"{target}: {name}: not compiled, {MANY_CHANGED if same else OTHER_VERSIONS}", flush=True)
                     continue
                 if known:
                     found = all_found[name]  # which may have been written though it is more than anything may have
@@ -336,6 +340,11 @@ def check(part: Part, names: Sequence[str], kept: dict[str, Any], doing: Doing) 
     programs = {name: programs[name] for name in all_found if name in programs}
     options = dict(compiler_options(readers.platform))
     return failed, {**kept, "versions": versions, "options": options, "programs": programs, "functions": all_found}
+
+
+def same_tools(tools: Tools | None, kept: Mapping[str, Any]) -> bool:
+    """Whether the baseline was made with the tools that are here, if any are."""
+    return tools is None or dict(tools.versions) == kept.get("tools")
 
 
 def tools_of(target: str, kept: dict[str, Any], update: bool) -> Tools | None:

@@ -14,7 +14,7 @@ GIB = 1 << 30
 def files(root: Path, contents: dict[str, str]) -> Path:
     for name, text in contents.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        (root / name).write_text(text, errors="surrogateescape")
     return root
 
 
@@ -46,6 +46,7 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, groups: str, limits: di
         {},  # not Linux
         {"proc/self/cgroup": "0::/\n"},
         {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "max\n"},
+        {"proc/self/cgroup": "0::\nno group\n\n0::/../a\udc80\n"},
         {"proc/self/cgroup": "4:memory:/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"},
         {"proc/self/cgroup": "4:cpuset:/a\n", "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "1048576\n"},
     ],

@@ -79,8 +79,8 @@ def _sizes_on_cpu(
         if needed > left:
             raise InvalidArgument.field(
                 "kv_tokens",
-                f"{config.kv_tokens:,} tokens of KV, other tiers and a draft model take {needed >> 20:,} MiB, "
-                f"and the weights leave {left >> 20:,} MiB of the memory that this process may have",
+                f"{config.kv_tokens:,} tokens of KV, host_tokens and draft_kv_tokens take {needed >> 20:,} MiB, and "
+                f"the weights leave {left >> 20:,} MiB of the memory that this process may have",
             )
         return sizes, 0
     if left < page:
@@ -94,7 +94,7 @@ def _sizes_on_cpu(
 def _kv_bytes(config: ServeConfig, model: Model, draft: ServedModel | None, sizes: Sizes, page: int) -> int:
     """Of all pages in a CPU's memory, where the configuration sets their number; `page` is of one of the model's."""
     sized = engine_config(config, model, sizes, 0, "cpu")
-    needed = (sized.pages + sized.host_pages) * page
+    needed = sized.pages * page + sized.host_pages * page_bytes(model.kv, sized.page_size)
     if draft is not None:
         drafting = draft_config(sized, draft.model, config.draft_kv_tokens)
         needed += drafting.pages * page_bytes(draft.model.kv, drafting.page_size)

@@ -89,11 +89,12 @@ class Migrator:
         until this is cancelled, what is in the way of a move is waited for. The log says how many contexts stay.
         """
         handle.draining = True
-        done = set(self._placements.on_engine(handle))  # which the engine may have no more, as they ended by themselves
-        done -= await self._find_contexts(handle)
-        not_needed, attempts = set(done), dict[ContextKey, MoveAttempts]()
+        done, not_needed, attempts = set[ContextKey](), set[ContextKey](), dict[ContextKey, MoveAttempts]()
         now = asyncio.get_running_loop().time
         try:
+            known = set(self._placements.on_engine(handle))
+            ended = known - await self._find_contexts_in_time(handle)  # by themselves: the engine has them no more
+            done, not_needed = set(ended), set(ended)
             while True:
                 placements = self._placements.on_engine(handle)
                 left = [key for key in placements if key not in done]
@@ -128,6 +129,18 @@ class Migrator:
             in_the_way = "; ".join(f"{count} times: {error}" for error, count in errors.most_common(3))
             message = "engine %s leaves, and %d of its contexts could not be moved and end with it (%s)"
             log.warning(message, handle.id, len(stay), in_the_way or "there was no time to try")
+
+    async def _find_contexts_in_time(self, handle: EngineHandle) -> set[ContextKey]:
+        """As `_find_contexts`, of an engine that may have much to do: it is asked again if it refuses now."""
+        pause_s = POLL_S
+        while True:
+            try:
+                return await self._find_contexts(handle)
+            except JaxctxError as error:
+                if not error.is_retryable or error.reason == "ENGINE_LOST":
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _find_contexts(self, handle: EngineHandle) -> set[ContextKey]:
         """The contexts that an engine says it has, of all tenants; placements of them are known from then on.

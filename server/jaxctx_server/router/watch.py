@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from jaxctx.engine.interface import Caller
-from jaxctx.errors import Cancelled, JaxctxError, ResourceExhausted, Unavailable
+from jaxctx.errors import Cancelled, Internal, JaxctxError, ResourceExhausted, Unavailable
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.programs.sessions import Programs
 from jaxctx.v1 import context_service_pb2 as pb
@@ -20,7 +20,7 @@ POLL_S = 1.0  # how often a watch looks for engines that came or went
 RESTART_PAUSE_S = 0.1  # before it begins again; twice as long each time that an engine ends it again
 MAX_PAUSE_S = 5.0
 # Codes of errors after which an engine may be watched again. Others say that it never will be.
-TRANSIENT = frozenset((Unavailable.code, ResourceExhausted.code, Cancelled.code))
+TRANSIENT = frozenset((Unavailable.code, ResourceExhausted.code, Cancelled.code, Internal.code, "UNKNOWN"))
 
 
 class Watcher:

@@ -51,7 +51,11 @@ async def test_a_copy_is_closed_for_its_tenant_within_some_time(with_copy: FakeR
 
 
 async def test_a_copy_that_could_not_be_closed_is_closed_again_and_nobody_waits(with_copy: FakeRouter) -> None:
-    with_copy.connections["a"].errors["CloseContext"] = [ENGINE_LOST, errors.DeadlineExceeded("late"), ENGINE_LOST]
+    with_copy.connections["a"].errors["CloseContext"] = [
+        ENGINE_LOST,
+        errors.Internal("a stream was reset"),
+        ENGINE_LOST,
+    ]
     await with_copy.leftovers.close(KEY, with_copy.handle("a"))
     assert has_copy(with_copy)
     assert set(with_copy.leftovers.engine_ids(KEY)) == {"a"}

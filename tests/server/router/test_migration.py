@@ -505,6 +505,15 @@ async def test_calls_of_a_context_can_wait_for_its_move(router: FakeRouter) -> N
     assert placement.moving.done()
 
 
+async def test_an_engine_with_much_to_do_is_asked_again_what_it_has(router: FakeRouter) -> None:
+    """Else nothing of it would be moved."""
+    await add_context(router)
+    busy = errors.ResourceExhausted("as many calls as may be", reason="QUEUE_FULL", retry_after_s=1.0)
+    router.connections["a"].errors["ListContexts"] = [busy, busy]
+    await evacuate(router)
+    assert (has(router, "a"), has(router, "b")) == (False, True)
+
+
 async def test_an_engine_that_does_not_answer_cannot_be_evacuated(router: FakeRouter) -> None:
     router.connections["a"].errors["ListContexts"] = [errors.Unavailable("it is gone", reason="ENGINE_LOST")]
     with pytest.raises(errors.Unavailable):

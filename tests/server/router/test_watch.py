@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -173,9 +174,16 @@ async def test_a_watch_that_waits_for_an_engine_ends_when_the_router_drains(
 ) -> None:
     monkeypatch.setattr(watch_module, "RESTART_PAUSE_S", 3600.0)
     monkeypatch.setattr(watch_module, "MAX_PAUSE_S", 3600.0)
+    pause, pauses = watch_module.pause, asyncio.Event()
+
+    async def noted(*arguments: Any) -> None:
+        pauses.set()
+        await pause(*arguments)
+
+    monkeypatch.setattr(watch_module, "pause", noted)
     watched.connections["a"].streams["WatchContexts"].put_nowait(None)
     waiting = asyncio.create_task(next_of(changes))
-    await asyncio.sleep(0.05)
+    await pauses.wait()
     watched.state.programs.draining = True
     assert (await waiting).change == pb.CONTEXT_CHANGE_RESET
     with pytest.raises(errors.Unavailable) as raised:

@@ -2,14 +2,14 @@
 its parser, of which there may be 2000. A grammar with more compiles, and then fails in the middle of an output.
 """
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from jaxctx.errors import InvalidArgument
-from jaxctx.model.text.json_schemas import Look, References, Schema, schemas_in
+from jaxctx.model.text.json_schemas import DOCUMENT_KEYS, Look, References, Schema, schemas_in
 
 MAX_ITEMS = 1960  # in a row; what is around an object has some too
 # Of an optional property, by what is required of its object: properties before it, behind it, none.
@@ -17,22 +17,28 @@ ITEMS_BEHIND_REQUIRED, ITEMS_BEFORE_REQUIRED, ITEMS_ALONE = 2, 3, 4
 ITEMS_OF_ANOTHER = 1  # alternative, behind what is required of several
 ITEMS_OF_OTHERS = 7  # of an object that may have other properties, where none is required first
 MAX_DEPTH = 100  # of objects that are merged with alternatives, within each other
+MAX_REFERENCES = 8  # one after the other, to the values of a property
 TOO_MANY = "an object has more optional properties than can be followed"
 
 
 def check_optional(document: Schema, references: References, look: Look, field: str = "tools") -> None:
     """Raise InvalidArgument naming `field` if objects of a schema have more optional properties than can be followed.
 
-    `references`: within the document. `look` is told of what is looked at.
+    `references`: within the document; what nothing refers to does not count. `look` is told of what is looked at.
     """
     items = _Items(references, look, field)
-    waiting: list[Schema] = [document]
+    waiting, seen = [document], set[int]()
     while waiting:
         schema = waiting.pop()
+        if id(schema) in seen:
+            continue
+        seen.add(id(schema))
         if max(items.later(schema), items.first(schema)) > MAX_ITEMS:
             raise InvalidArgument.field(field, TOO_MANY)
-        waiting += schemas_in(schema)
+        waiting += schemas_in({name: each for name, each in schema.items() if name not in DOCUMENT_KEYS})
         waiting += schemas_of(schema.get("allOf"))
+        if isinstance(reference := schema.get("$ref"), str):
+            waiting += schemas_of([references.target(reference)])
 
 
 class _Parts(NamedTuple):
@@ -78,7 +84,7 @@ class _Required(NamedTuple):
     """A property that an object must have."""
 
     name: str
-    value: str | None  # JSON of the only one that it may have; None: any
+    values: frozenset[str] | None  # JSON of those that it may have; None: any
 
 
 class _Run(NamedTuple):
@@ -88,19 +94,11 @@ class _Run(NamedTuple):
     required: tuple[_Required, ...]  # empty if they are optional
 
 
-def _may_be_both(values: tuple[str | None, ...], others: tuple[str | None, ...]) -> bool:
-    """Whether what is in front of two runs, the same properties, may be the same text."""
-    return all(None in pair or pair[0] == pair[1] for pair in zip(values, others, strict=True))
+class _LaterRun(NamedTuple):
+    """Optional properties behind required ones."""
 
-
-def only_value(schema: Any) -> str | None:
-    """JSON of the only value of a schema; None if it may have others."""
-    if not isinstance(schema, dict):
-        return None
-    if "const" in schema:
-        return json.dumps(schema["const"], sort_keys=True)
-    values = schema.get("enum")
-    return json.dumps(values[0], sort_keys=True) if isinstance(values, list) and len(values) == 1 else None
+    before: tuple[_Required, ...]
+    items: int
 
 
 class _Items:
@@ -136,37 +134,61 @@ class _Items:
             self._later_of_choices[key] = self._most_together(each)
         return self._later_of_choices[key]
 
-    def _later_runs(self, schema: Schema) -> list[tuple[tuple[_Required, ...], int]]:
-        """Runs of optional properties behind required ones: what is before each, and its length."""
+    def _later_runs(self, schema: Schema) -> list[_LaterRun]:
+        """Runs of optional properties behind required ones, of one that is no choice of others."""
         parts = self._parts(schema)
         if parts.are_merged:
             return []  # it is counted where it is looked at by itself
-        found: list[tuple[tuple[_Required, ...], int]] = []
+        found: list[_LaterRun] = []
         before: tuple[_Required, ...] = ()
         for run in (run for each in parts.with_properties for run in self._runs_of(each)):
             if run.required:
                 before += run.required
             elif before:
-                found.append((before, run.length))
+                found.append(_LaterRun(before, run.length * ITEMS_BEHIND_REQUIRED + ITEMS_OF_ANOTHER))
         return found
 
-    def _most_together(self, alternatives: Sequence[list[tuple[tuple[_Required, ...], int]]]) -> int:
-        """Items of the optional properties that may be next behind the same text, where they are most."""
-        by_names: dict[tuple[str, ...], list[tuple[tuple[_Required, ...], int]]] = {}
-        for runs in alternatives:
-            for before, length in runs:
-                self._look(1)
-                by_names.setdefault(tuple(each.name for each in before), []).append((before, length))
-        most = 0
-        for together in by_names.values():
-            by_values: Counter[tuple[str | None, ...]] = Counter()
-            for before, length in together:
-                items = length * ITEMS_BEHIND_REQUIRED + ITEMS_OF_ANOTHER
-                by_values[tuple(each.value for each in before)] += items
-            for values in by_values:
-                self._look(len(by_values))
-                most = max(most, sum(count for other, count in by_values.items() if _may_be_both(values, other)))
-        return max(0, most - ITEMS_OF_ANOTHER)
+    def _most_together(self, alternatives: Sequence[list[_LaterRun]]) -> int:
+        """Items of the optional properties that may be next behind the same text, where they are most.
+
+        Those have the same properties before them, and each of these a value that all of them may have. For each
+        property its values tell how many that can be at most; what tells them apart best counts.
+        """
+        by_names: dict[tuple[str, ...], list[_LaterRun]] = {}
+        for run in itertools.chain(*alternatives):
+            by_names.setdefault(tuple(each.name for each in run.before), []).append(run)
+        most = ITEMS_OF_ANOTHER
+        for names, runs in by_names.items():
+            if len(runs) == 1:
+                most = max(most, runs[0].items)
+            else:
+                most = max(most, min(self._most_of_a_value(runs, place) for place in range(len(names))))
+        return most - ITEMS_OF_ANOTHER
+
+    def _most_of_a_value(self, runs: Sequence[_LaterRun], place: int) -> int:
+        """Items of the runs that may follow one value of the property at a place before them."""
+        of_any, by_value = 0, Counter[str]()
+        for run in runs:
+            values = run.before[place].values
+            self._look(1 if values is None else len(values))
+            if values is None:
+                of_any += run.items
+            else:
+                by_value.update(dict.fromkeys(values, run.items))
+        return of_any + max(by_value.values(), default=0)
+
+    def _values_of(self, schema: Any) -> frozenset[str] | None:
+        """JSON of the values of a schema that lists them; None if it may have others."""
+        for _ in range(MAX_REFERENCES):
+            if not isinstance(schema, dict):
+                return None
+            if "const" in schema:
+                return frozenset((json.dumps(schema["const"], sort_keys=True),))
+            if isinstance(values := schema.get("enum"), list):
+                return frozenset(json.dumps(value, sort_keys=True) for value in values)
+            reference = schema.get("$ref")
+            schema = self._references.target(reference) if isinstance(reference, str) else None
+        return None
 
     def first(self, schema: Schema) -> int:
         """Where a value of the schema begins: of all alternatives."""
@@ -302,9 +324,9 @@ class _Items:
             self._look(len(properties) + len(required))
             names = {name for name in required if isinstance(name, str)}
             runs: list[_Run] = []
-            for is_required, group in groupby(properties, key=names.__contains__):
+            for is_required, group in itertools.groupby(properties, key=names.__contains__):
                 listed = [*group]
-                values = [_Required(name, only_value(properties[name])) for name in listed if is_required]
+                values = [_Required(name, self._values_of(properties[name])) for name in listed if is_required]
                 runs.append(_Run(len(listed), tuple(values)))
             self._runs[id(schema)] = runs
         return self._runs[id(schema)]

@@ -54,7 +54,9 @@ def parse_response_format(name: str, value: Any) -> OutputFormat | None:
         case "json_object":
             if value.get("schema") is None:
                 return OutputFormat(json_object=True)
-            return json_schema(f"{name}.schema", value["schema"], is_strict=False)
+            if not isinstance(value["schema"], dict):
+                raise InvalidArgument.field(f"{name}.schema", "must be an object")
+            return json_schema(f"{name}.schema", {"type": "object", **value["schema"]}, is_strict=False)
         case "json_schema":
             described = value.get("json_schema")
             if not isinstance(described, dict):

@@ -34,6 +34,10 @@ STRICT = {"name": "x", "schema": SCHEMA, "strict": True}
         ({"response_format": {}}, None),
         ({"response_format": {"type": "json_object"}}, OutputFormat(json_object=True)),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, AS_FAR_AS_IT_CAN_BE),
+        (
+            {"response_format": {"type": "json_object", "schema": {}}},
+            OutputFormat(json_schema=json_text({"type": "object", "x-guidance": {**STYLE, **LENIENT}})),
+        ),
         ({"response_format": {"type": "json_schema", "json_schema": STRICT}}, BY_SCHEMA),
         ({"response_format": {"type": "json_schema", "json_schema": STRICT | {"strict": None}}}, AS_FAR_AS_IT_CAN_BE),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, OutputFormat(json_object=True)),

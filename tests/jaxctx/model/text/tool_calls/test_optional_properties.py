@@ -75,16 +75,30 @@ def open_alternatives(optional: int, *, alternatives: int) -> Case:
     return {"anyOf": [{**schema, "additionalProperties": True} for schema, _ in each]}, each[-1][1]
 
 
-def alike(optional: int, *, alternatives: int, told_apart: bool = False) -> Case:
-    """One of several objects that all begin with the same property, of which each has a value of its own or any."""
+def first_of(place: int, told_apart: str) -> dict[str, Any]:
+    """What the first property of an alternative is."""
+    match told_apart:
+        case "by a constant":
+            return {"const": f"n{place}"}
+        case "by several values":
+            return {"enum": [f"n{place}", f"m{place}"]}
+        case "by a reference":
+            return {"$ref": f"#/$defs/n{place}"}
+        case _:
+            return {"type": "string"}
+
+
+def alike(optional: int, *, alternatives: int, told_apart: str = "") -> Case:
+    """One of several objects that all begin with the same property, of which each has values of its own or any."""
     each = [object_of(optional, prefix=f"{place}_")[0] for place in range(alternatives)]
-    first = [{"const": f"n{place}"} if told_apart else {"type": "string"} for place in range(alternatives)]
+    first = [first_of(place, told_apart) for place in range(alternatives)]
     objects = [
         {**schema, "properties": {"name": name, **schema["properties"]}, "required": ["name"]}
         for schema, name in zip(each, first, strict=True)
     ]
     last = alternatives - 1
-    return {"anyOf": objects}, {"name": f"n{last}", f"{last}_o{optional - 1}": "x"}
+    named = {f"n{place}": {"const": f"n{place}"} for place in range(alternatives)}
+    return {"anyOf": objects, "$defs": named}, {"name": f"n{last}", f"{last}_o{optional - 1}": "x"}
 
 
 def named_alone(optional: int) -> Case:
@@ -92,6 +106,9 @@ def named_alone(optional: int) -> Case:
     schema, value = object_of(optional, before=1)
     named = {"description": "d", "allOf": [{"$ref": "#/$defs/a"}]}
     return {"properties": {"p": named}, "required": ["p"], "$defs": {"a": schema}}, {"p": value}
+
+
+HOW = ("a constant", "several values", "a reference")
 
 
 def check(schema: Any) -> None:
@@ -130,7 +147,7 @@ def is_followed(grammar: str, text: str) -> bool:
         (named_alone, {}, MAX_ITEMS // 2),
         (alike, {"alternatives": 2}, (MAX_ITEMS // 2 - 1) // 2),
         (alike, {"alternatives": 20}, (MAX_ITEMS - 19) // 40),
-        (alike, {"alternatives": 10, "told_apart": True}, MAX_ITEMS // 2),
+        *((alike, {"alternatives": 10, "told_apart": f"by {how}"}, MAX_ITEMS // 2) for how in HOW),
     ],
 )
 def test_as_many_as_can_be_followed(make: Any, options: dict[str, int], most: int) -> None:
@@ -140,6 +157,19 @@ def test_as_many_as_can_be_followed(make: Any, options: dict[str, int], most: in
     with pytest.raises(InvalidArgument) as raised:
         check(make(most + 1, **options)[0])
     assert [violation.field for violation in raised.value.violations] == ["tools"]
+
+
+def test_what_nothing_refers_to_does_not_count() -> None:
+    check({"type": "object", "$defs": {"unused": object_of(600)[0]}})
+    with pytest.raises(InvalidArgument):
+        check({"$ref": "#/$defs/used", "$defs": {"used": object_of(600)[0]}})
+
+
+def test_alternatives_that_are_told_apart_are_looked_at_once() -> None:
+    schema, _ = alike(3, alternatives=600, told_apart="by a constant")
+    looked: list[int] = []
+    check_optional(schema, References(schema), looked.append)
+    assert sum(looked) < 20 * 600
 
 
 def test_those_that_could_not_be_followed() -> None:
