@@ -33,10 +33,10 @@ class VectorSums(NamedTuple):
     sums: int  # to which it adds them in turn
 
 
-# With AVX-512 a vector is two of the CPU's, and of weights of 8 bits one, which are there sooner than a sum alone would
-# have added them. Without it a vector is one, as more take more registers than there are.
+# With AVX-512 a vector is two of the CPU's, and of int8 weights one, which are there sooner than a sum alone would have
+# added them; float8 takes longer to be widened. Without it a vector is one, as more take more registers than there are.
 WIDE_SUMS = VectorSums(32, 32, 1) if CPU_HAS_LONG_VECTORS else VectorSums(8, 32, 4)
-EIGHT_BIT_SUMS = VectorSums(16, 64, 4) if CPU_HAS_LONG_VECTORS else VectorSums(8, 32, 4)
+INT8_SUMS = VectorSums(16, 64, 4) if CPU_HAS_LONG_VECTORS else VectorSums(8, 32, 4)
 BLOCK_ELEMENTS = 1 << 20  # of a weight of 8 bits that are wide at a time on CPU: 2 MiB, which its cache holds
 COPIED_ELEMENTS = 1 << 22  # of a weight that stays as narrow, likewise
 LEAST_BLOCK = 64  # output channels that fit into a block, however long they are; equal blocks have over half as many
@@ -298,7 +298,7 @@ def contract_one(
     Widened or reshaped otherwise, weights or what `x` is made of would be computed apart, or in every term. An expert
     that is taken out before its terms are would be copied.
     """
-    most = EIGHT_BIT_SUMS if weight.dtype.itemsize == 1 else WIDE_SUMS
+    most = INT8_SUMS if weight.dtype == jnp.int8 else WIDE_SUMS
     lanes = math.gcd(x.size, most.lanes)
     count = x.size // lanes
     parts = next(n for n in range(-(-count // most.terms), count + 1) if count % n == 0)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Set
 
 from jaxctx.engine.interface import Caller
-from jaxctx.errors import InvalidArgument, JaxctxError, NotFound, PermissionDenied, Unauthenticated
+from jaxctx.errors import InvalidArgument, JaxctxError, NotFound, PermissionDenied
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx_server.router.engines import RouterEngines, remote_engine
 from jaxctx_server.router.placement import ContextKey, CreatedKey, PlacementTable
@@ -18,7 +18,7 @@ CLOSE_TIMEOUT_S = 10.0  # for an engine to close a context
 # Pauses before each further attempt, in seconds; together an hour. An engine that does not answer for so long is gone.
 CLOSE_AGAIN_S = (0.0, 1.0, 2.0, 5.0, 15.0, *(30.0,) * 120)
 # What an engine says that has no such context, or will never close it. After any other error nobody knows.
-FINAL = (NotFound, InvalidArgument, PermissionDenied, Unauthenticated)
+FINAL = (NotFound, InvalidArgument, PermissionDenied)
 
 
 class LeftoverContexts:

@@ -110,7 +110,7 @@ def test_products_of_int8_of_rows_that_are_zero_or_not_finite(rows: int) -> None
 
 @pytest.mark.parametrize("inside", [1536, 96, 40])
 @pytest.mark.parametrize("sums", [VectorSums(8, 32, 4), VectorSums(32, 32, 1), VectorSums(16, 64, 4)])
-@pytest.mark.parametrize(("name", "dtype"), [("WIDE_SUMS", "bfloat16"), ("EIGHT_BIT_SUMS", "int8")])
+@pytest.mark.parametrize(("name", "dtype"), [("WIDE_SUMS", "bfloat16"), ("INT8_SUMS", "int8")])
 def test_a_row_alone_on_cpus_with_vectors_of_any_length(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, sums: VectorSums, inside: int
 ) -> None:
