@@ -5,7 +5,7 @@
 
 Times a chain of products with a dozen weights, more than caches hold. The types take turns, and the fastest of the
 rounds counts, so that whatever else the machine does meets all of them: read the ratios. "int8 as float32" is int8
-weights with `--matmul-dtype float32`; "int8 as int8" also rounds the activations, a scale for each row.
+weights with `--matmul-dtype float32`; "int8 as int8" and "as int16" round the activations, a scale for each row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxctx.engine.runner.compiler_options import compiler_options
 from jaxctx.model.functional import EIGHT_BITS
-from jaxctx.model.products import QuantizedWeight, project
+from jaxctx.model.products import INTEGERS, QuantizedWeight, project
 from jaxctx.model.weights.quantize import quantize
 
 WEIGHTS = 12
@@ -56,7 +56,7 @@ def main() -> None:
     int8, float8 = narrow("int8"), narrow("float8_e4m3fn")
     kinds: dict[str, list[Any]] = {"bfloat16": [jnp.asarray(weight, jnp.bfloat16) for weight in wide]}
     for name, parts in (("int8", int8), ("float8_e4m3fn", float8)):
-        for matmul_dtype in ("bfloat16", "float32", "int8")[: 3 if name == "int8" else 2]:
+        for matmul_dtype in ("bfloat16", "float32", *INTEGERS)[: None if name == "int8" else 2]:
             kinds[f"{name} as {matmul_dtype}"] = [QuantizedWeight(*each, matmul_dtype) for each in parts]
     platform = jax.devices()[0].platform
     print(f"JAX {jax.__version__} on {platform}, weights [{options.out}, {options.inside}]")

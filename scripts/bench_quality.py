@@ -79,9 +79,9 @@ def combinations(path: Path) -> Iterator[tuple[str, str, DecoderModel, FlatParam
         for kv_dtype in KV if weights == "float32" else KV[1:]:
             loaded = load_model(path, weights_dtype=weights, kv_dtype=kv_dtype)
             yield weights, kv_dtype, loaded.model, loaded.params
-    for kv_dtype in ("bfloat16", "int8"):
-        loaded = load_model(path, weights_dtype="int8", kv_dtype=kv_dtype, matmul_dtype="int8")
-        yield "int8, as int8", kv_dtype, loaded.model, loaded.params
+    for matmul_dtype, kv_dtype in (("int16", "bfloat16"), ("int8", "bfloat16"), ("int8", "int8")):
+        loaded = load_model(path, weights_dtype="int8", kv_dtype=kv_dtype, matmul_dtype=matmul_dtype)
+        yield f"int8, as {matmul_dtype}", kv_dtype, loaded.model, loaded.params
     loaded = load_model(path, weights_dtype="int8", kv_dtype="bfloat16")
     yield "int8 and head", "bfloat16", loaded.model, with_rounded_embedding(loaded.model, loaded.params)
 

@@ -23,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jaxctx.model.products import (
+    INTEGERS,
     SUMS_ARE_FAST,
     WIDENS_BFLOAT16,
     QuantizedWeight,
@@ -30,7 +31,7 @@ from jaxctx.model.products import (
     contract,
     contract_in_blocks,
     contract_one,
-    round_rows,
+    multiply_rounded,
     widen,
 )
 from jaxctx_kernels import KernelName
@@ -208,9 +209,8 @@ def project_on_cpu(
         # A part has to be copied, and widened it costs no more to copy. The numbers that meet are the same.
         widens = WIDENS_BFLOAT16 and weight.dtype == jnp.bfloat16 and x.shape[0] > 1
         return multiply(narrow.astype(jnp.float32) if widens else narrow)
-    if weight.matmul_dtype == "int8":
-        rounded, row_scale = round_rows(x)
-        return multiply(rounded) * row_scale * weight.scale[expert]
+    if weight.matmul_dtype in INTEGERS:
+        return multiply_rounded(x, weight.matmul_dtype, multiply) * weight.scale[expert]
     return multiply(x.astype(weight.matmul_dtype)) * weight.scale[expert]
 
 

@@ -103,10 +103,11 @@ class ServeConfig:
     """Type of the layers' matrices; auto: as stored if that has 8 bits, else --dtype. Of 8 bits, with a scale for each
     output channel, they take half the memory of bfloat16, and a decoding step half the time to read them. Take int8:
     float8_e4m3fn is coarser, in as much memory. A floating type sets --dtype too."""
-    matmul_dtype: Literal["auto", "bfloat16", "float32", "int8"] = "auto"
-    """What weights of 8 bits are multiplied as. auto: the type of activations; on a CPU the faster one of bfloat16 and
-    float32, measured at the first start and kept in --compile-cache. int8, on a CPU with weights of int8: activations
-    are rounded to int8 too, a scale for each token, which is up to twice as fast and coarser."""
+    matmul_dtype: Literal["auto", "bfloat16", "float32", "int8", "int16"] = "auto"
+    """What weights of 8 bits are multiplied as. auto: the type of activations; on a CPU the fastest one of bfloat16,
+    float32 and for weights of int8 int16, measured at the first start and kept in --compile-cache. int16 and int8, on a
+    CPU with weights of int8, round activations, with a scale for each token: int16 to more digits than bfloat16 has,
+    int8 is up to twice as fast and coarser."""
     kv_dtype: Literal["auto", "bfloat16", "float32", "int8", "float8_e4m3fn"] = "auto"
     """Type of keys and values; auto: that of the weights. 8 bits, with a scale for each token and head, hold about
     twice the tokens of bfloat16. Take int8: float8_e4m3fn changes log probabilities 3 to 7 times as much, in as much

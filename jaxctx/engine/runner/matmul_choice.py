@@ -1,14 +1,15 @@
 """As which type a CPU multiplies weights of 8 bits: measured at the first start, remembered for the next ones.
 
 Values of 8 bits and activations meet as bfloat16 or as float32, and both hold the values exactly. CPUs that multiply
-bfloat16 by themselves are up to twice as fast with it; others are up to eight times as fast with float32. What XLA's
-libraries make of either changes with each release, so this is measured and not looked up. Weights of bfloat16 are not
-part of it: which CPUs widen blocks of them for many rows is known (`products.WIDENS_BFLOAT16`).
+bfloat16 by themselves are up to twice as fast with it; others are up to eight times as fast with float32. Values of
+int8 also meet activations of int16, which CPUs that multiply int8 by themselves do soonest. What XLA's libraries make
+of each changes with each release, so this is measured and not looked up. Weights of bfloat16 are not part of it: which
+CPUs widen blocks of them for many rows is known (`products.WIDENS_BFLOAT16`).
 """
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,13 @@ from jaxctx.engine.runner.compiler_options import compiler_options
 from jaxctx.engine.runner.json_file import read_object, write_object
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.functional import EIGHT_BITS, DecoderModel
-from jaxctx.model.products import QuantizedWeight, project
+from jaxctx.model.products import INTEGERS, QuantizedWeight, project
 from jaxctx_kernels.kv_cache import CPU_INFO
 
-EXACT = ("bfloat16", "float32")  # that hold every value of 8 bits
+CANDIDATES = {  # by the type of the weights: what meets activations that are rounded no more than to bfloat16
+    "int8": ("bfloat16", "float32", "int16"),
+    "float8_e4m3fn": ("bfloat16", "float32"),
+}
 ROWS = (4, 16, 256)  # of a stream with guesses, of many streams, of a prompt
 ROUNDS = 5  # of which the fastest counts
 WEIGHT_ELEMENTS = 4 << 20  # of a weight that is measured, at most
@@ -56,8 +60,9 @@ def check_matmul_dtype(model: DecoderModel, wanted: str, platform: str) -> None:
         raise InvalidArgument.field("matmul_dtype", "is for weights of 8 bits")
     if platform != "cpu" and wanted != model.dtype:
         raise InvalidArgument.field("matmul_dtype", f"must be {model.dtype} on a {platform}, or auto")
-    if wanted == "int8" and model.weights_dtype != "int8":
-        raise InvalidArgument.field("matmul_dtype", f"int8 needs weights of int8, and these are {model.weights_dtype}")
+    if wanted in INTEGERS and model.weights_dtype != "int8":
+        message = f"{wanted} needs weights of int8, and these are {model.weights_dtype}"
+        raise InvalidArgument.field("matmul_dtype", message)
 
 
 def choose_matmul_dtype(model: DecoderModel, wanted: str, platform: str, directory: Path | None) -> MatmulChoice | None:
@@ -77,7 +82,7 @@ def choose_matmul_dtype(model: DecoderModel, wanted: str, platform: str, directo
     if directory is None:
         return fastest(measure(out, inside, model.weights_dtype), model.dtype)
     file = directory / f"{_key(out, inside, model.weights_dtype)}.json"
-    milliseconds = _read(file)
+    milliseconds = _read(file, CANDIDATES[model.weights_dtype])
     if milliseconds is None:
         milliseconds = measure(out, inside, model.weights_dtype)
         write_object(file, dict(milliseconds))
@@ -97,21 +102,22 @@ def measure(out: int, inside: int, weights_dtype: str) -> dict[str, tuple[float,
     def multiply(x: jax.Array, weights: list[QuantizedWeight]) -> list[jax.Array]:
         return [project(x, weight) for weight in weights]
 
-    taken: dict[str, list[float]] = {dtype: [] for dtype in EXACT}
+    candidates = CANDIDATES[weights_dtype]
+    taken: dict[str, list[float]] = {dtype: [] for dtype in candidates}
     for rows in ROWS:
         x = jnp.full((rows, inside), 0.5, jnp.float32)
-        weights = {dtype: [QuantizedWeight(each, scale, dtype) for each in values] for dtype in EXACT}
+        weights = {dtype: [QuantizedWeight(each, scale, dtype) for each in values] for dtype in candidates}
         compiled = {
             dtype: jax.jit(multiply).lower(x, each).compile(compiler_options=dict(compiler_options("cpu")))
             for dtype, each in weights.items()
         }
-        seconds = dict.fromkeys(EXACT, math.inf)
+        seconds = dict.fromkeys(candidates, math.inf)
         for _ in range(ROUNDS):
-            for dtype in EXACT:
+            for dtype in candidates:
                 start = time.perf_counter()
                 jax.block_until_ready(compiled[dtype](x, weights[dtype]))
                 seconds[dtype] = min(seconds[dtype], time.perf_counter() - start)
-        for dtype in EXACT:
+        for dtype in candidates:
             taken[dtype].append(round(seconds[dtype] / WEIGHTS * 1e3, 4))
     return {dtype: tuple(times) for dtype, times in taken.items()}
 
@@ -134,14 +140,14 @@ def _key(out: int, inside: int, weights_dtype: str) -> str:
     return xxhash.xxh3_128_hexdigest(repr((cpu, jax.__version__, out, inside, weights_dtype, ROWS)).encode())
 
 
-def _read(file: Path) -> dict[str, tuple[float, ...]] | None:
+def _read(file: Path, candidates: Sequence[str]) -> dict[str, tuple[float, ...]] | None:
     """What an earlier start measured; None if there is nothing, or nothing sensible."""
     found = read_object(file)
-    if set(found) != set(EXACT):
+    if set(found) != set(candidates):
         return None
     for times in found.values():
         if not isinstance(times, list) or len(times) != len(ROWS):
             return None
         if not all(isinstance(each, float) and 0 < each < math.inf for each in times):
             return None
-    return {dtype: tuple(found[dtype]) for dtype in EXACT}
+    return {dtype: tuple(found[dtype]) for dtype in candidates}

@@ -134,7 +134,13 @@ def test_weights_of_bfloat16(monkeypatch: pytest.MonkeyPatch, rows: int, choice:
 @pytest.mark.parametrize("rows", [1, 9, 40])
 @pytest.mark.parametrize(
     ("weights", "matmul", "tolerance"),
-    [("int8", "float32", 1e-5), ("int8", "bfloat16", 0.02), ("int8", "int8", 0.03), ("float8_e4m3fn", "float32", 1e-5)],
+    [
+        ("int8", "float32", 1e-5),
+        ("int8", "bfloat16", 0.02),
+        ("int8", "int8", 0.03),
+        ("int8", "int16", 1e-3),
+        ("float8_e4m3fn", "float32", 1e-5),
+    ],
 )
 def test_weights_of_8_bits(rows: int, weights: str, matmul: str, tolerance: float) -> None:
     """They have a scale for each expert and output channel."""

@@ -33,7 +33,7 @@ def test_weights_are_multiplied_as_the_faster_type(
 
     def measure(*weight: object) -> dict[str, tuple[float, ...]]:
         measured.append(weight)
-        return {"bfloat16": (2.0, 2.0, 2.0), "float32": (1.0, 1.0, 1.0)}
+        return {"bfloat16": (2.0, 2.0, 2.0), "float32": (1.0, 1.0, 1.0), "int16": (2.0, 2.0, 2.0)}
 
     monkeypatch.setattr(matmul_choice, "measure", measure)
     settings: dict[str, Any] = {"compile_cache": tmp_path / "cache", "dtype": "bfloat16", "weights_dtype": "int8"}

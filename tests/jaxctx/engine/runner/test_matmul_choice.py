@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxctx.engine.runner import matmul_choice
-from jaxctx.engine.runner.matmul_choice import EXACT, ROWS, MatmulChoice, choose_matmul_dtype, fastest, measure
+from jaxctx.engine.runner.matmul_choice import CANDIDATES, ROWS, MatmulChoice, choose_matmul_dtype, fastest, measure
 from jaxctx.errors import InvalidArgument
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import DecoderModel, abstract
@@ -28,12 +28,13 @@ CONFIG = ModelConfig(
     max_positions=64,
 )
 SLOW, QUICK = (4.0, 4.0, 4.0), (1.0, 2.0, 4.0)  # the latter twice as fast
+TIMES = {"bfloat16": SLOW, "float32": QUICK, "int16": SLOW}  # with weights of int8
 
 
 KILLED_START = """
 import pathlib, sys, time
 from jaxctx.engine.runner import matmul_choice
-from tests.jaxctx.engine.runner.test_matmul_choice import QUICK, SLOW, model
+from tests.jaxctx.engine.runner.test_matmul_choice import TIMES, model
 
 moment, directory = sys.argv[1:]
 
@@ -42,7 +43,7 @@ def wait(*_):
     time.sleep(3600)
 
 if moment == "writing":
-    matmul_choice.measure = lambda *_: {"bfloat16": SLOW, "float32": QUICK}
+    matmul_choice.measure = lambda *_: TIMES
     pathlib.Path.replace = wait
 else:
     matmul_choice.measure = wait
@@ -56,12 +57,13 @@ def model(dtype: str = "bfloat16", weights_dtype: str | None = "int8") -> Decode
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
-    """What is measured; float32 turns out twice as fast."""
+    """What is measured; float32 turns out twice as fast as the others."""
     calls: list[tuple[int, int, str]] = []
 
     def found(*arguments: object) -> dict[str, tuple[float, ...]]:
         calls.append(arguments)  # type: ignore[arg-type]
-        return {"bfloat16": SLOW, "float32": QUICK}
+        weights_dtype = arguments[-1]
+        return {name: TIMES[name] for name in CANDIDATES[weights_dtype]}  # type: ignore[index]
 
     monkeypatch.setattr(matmul_choice, "measure", found)
     return calls
@@ -73,7 +75,7 @@ class TestMeasured:
             choice = choose_matmul_dtype(model(), "auto", "cpu", tmp_path / "matmul")
             assert choice is not None
             assert choice.dtype == "float32"
-            assert choice.milliseconds == {"bfloat16": SLOW, "float32": QUICK}
+            assert choice.milliseconds == TIMES
         assert measured == [(48, 32, "int8")]
 
     def test_another_product_is_measured_by_itself(self, tmp_path: Path, measured: list[object]) -> None:
@@ -104,11 +106,12 @@ class TestMeasured:
             "",
             "{}",
             '{"bfloat16": [1.0, 1.0, 1.0]}',
-            '{"bfloat16": [1.0, 1.0], "float32": [1.0, 1.0]}',
-            '{"bfloat16": [1.0, 1.0, 1.0], "float32": [1.0, 0.0, 1.0]}',
-            '{"bfloat16": [1.0, 1.0, 1.0], "float32": [1.0, Infinity, 1.0]}',
-            '{"bfloat16": [1.0, 1.0, 1.0], "float32": "fast"}',
-            '{"bfloat16": [1.0, 1.0, 1.0], "float32": [null, 1.0, 1.0]}',
+            '{"bfloat16": [1.0, 1.0, 1.0], "float32": [1.0, 1.0, 1.0]}',  # of a version that knew no int16
+            '{"bfloat16": [1.0, 1.0], "float32": [1.0, 1.0], "int16": [1.0, 1.0]}',
+            '{"bfloat16": [1.0, 1.0, 1.0], "float32": [1.0, 0.0, 1.0], "int16": [1.0, 1.0, 1.0]}',
+            '{"bfloat16": [1.0, 1.0, 1.0], "float32": [1.0, Infinity, 1.0], "int16": [1.0, 1.0, 1.0]}',
+            '{"bfloat16": [1.0, 1.0, 1.0], "float32": "fast", "int16": [1.0, 1.0, 1.0]}',
+            '{"bfloat16": [1.0, 1.0, 1.0], "float32": [null, 1.0, 1.0], "int16": [1.0, 1.0, 1.0]}',
         ],
     )
     def test_a_damaged_file_is_made_anew(self, tmp_path: Path, measured: list[object], text: str) -> None:
@@ -119,7 +122,7 @@ class TestMeasured:
         assert choice is not None
         assert choice.dtype == "float32"
         assert len(measured) == 2
-        assert json.loads(file.read_text()) == {"bfloat16": list(SLOW), "float32": list(QUICK)}
+        assert json.loads(file.read_text()) == {name: list(times) for name, times in TIMES.items()}
 
     def test_an_interrupted_start_leaves_nothing(
         self, tmp_path: Path, measured: list[object], monkeypatch: pytest.MonkeyPatch
@@ -155,13 +158,13 @@ class TestMeasured:
             assert choice.dtype == "float32"
         assert len(measured) == 1
         (file,) = tmp_path.glob("*.json")
-        assert json.loads(file.read_text()) == {"bfloat16": list(SLOW), "float32": list(QUICK)}
+        assert json.loads(file.read_text()) == {name: list(times) for name, times in TIMES.items()}
 
     @pytest.mark.parametrize("weights_dtype", ["int8", "float8_e4m3fn"])
     def test_a_real_measurement(self, weights_dtype: str, tmp_path: Path) -> None:
         """Smaller than a server's; nothing is said of which is faster here."""
         found = measure(96, 64, weights_dtype)
-        assert set(found) == set(EXACT)
+        assert set(found) == set(CANDIDATES[weights_dtype])
         assert all(len(times) == len(ROWS) and min(times) > 0 for times in found.values())
 
     def test_a_weight_is_measured_in_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +186,7 @@ def test_a_small_gain_is_not_taken() -> None:
 
 
 class TestNotMeasured:
-    @pytest.mark.parametrize("wanted", ["bfloat16", "float32", "int8"])
+    @pytest.mark.parametrize("wanted", ["bfloat16", "float32", "int8", "int16"])
     def test_what_is_asked_for(self, wanted: str, measured: list[object]) -> None:
         assert choose_matmul_dtype(model(), wanted, "cpu", None) == MatmulChoice(wanted, {})
         assert not measured
