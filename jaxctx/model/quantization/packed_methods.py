@@ -21,6 +21,8 @@ AWQ_KNOWN = frozenset(
         "pack_dtype",
         "desc_act",
         "dynamic",
+        # symmetric weights have stored zeros too
+        "sym",
         # what the tensors themselves show, see `config`
         "modules_to_not_convert",
         "lm_head",

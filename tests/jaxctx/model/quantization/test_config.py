@@ -123,8 +123,9 @@ def test_what_their_newest_writers_add():
     added = {"pack_dtype": "int32", "desc_act": False, "lm_head": False, "meta": {"uri": "x"}}
     written = GPTQ_CONFIG | added | {"method": "gptq", "format": "gptq_v2", "checkpoint_format": "gptq_v2"}
     assert read(written) == read(GPTQ_CONFIG | {"checkpoint_format": "gptq_v2"})
-    written = AWQ_CONFIG | added | {"method": "awq", "format": "gemm", "checkpoint_format": "gemm"}
-    assert read(written) == read(AWQ_CONFIG)
+    for symmetric in (True, False):
+        names = {"method": "awq", "format": "gemm", "checkpoint_format": "gemm", "sym": symmetric}
+        assert read(AWQ_CONFIG | added | names) == read(AWQ_CONFIG)
     written = FP8_CONFIG | {
         "dequantize": False,
         "modules_to_convert": None,
