@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate, groupby
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -64,11 +64,15 @@ class SafetensorsSource:
         """What reads a part of a tensor; files that it opens stay open inside."""
         with ExitStack() as stack:
             shards: dict[str, Any] = {}
+            float8_shards: dict[str, Float8Reader] = {}
 
             def read_part(part: TensorPart) -> HostArray:
                 stored = self.tensors[part.tensor]
                 if stored.dtype == FLOAT8:
-                    return read_float8(self._directory / stored.file, part)
+                    if stored.file not in float8_shards:
+                        file = stack.enter_context((self._directory / stored.file).open("rb"))
+                        float8_shards[stored.file] = Float8Reader(file)
+                    return float8_shards[stored.file].read(part)
                 if stored.file not in shards:
                     shards[stored.file] = stack.enter_context(open_safetensors(self._directory, stored.file))
                 if part.rows is None:
@@ -110,16 +114,24 @@ def read_in_order(
         yield name, arrays[0] if len(arrays) == 1 else np.stack(arrays)
 
 
-def read_float8(path: Path, part: TensorPart) -> HostArray:
-    """Part of a tensor of float8_e4m3fn in a file that safetensors found whole: its numpy reader knows no such type."""
-    with path.open("rb") as file:
+class Float8Reader:
+    """Reads tensors of float8_e4m3fn in a file that safetensors found whole: its numpy reader knows no such type."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Reads the header, once for all tensors: with many experts it has several megabytes."""
+        self._file = file
         header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))[part.tensor]
+        self._header: Mapping[str, Any] = json.loads(file.read(header_bytes))
+        self._data_start = 8 + header_bytes
+
+    def read(self, part: TensorPart) -> HostArray:
+        """A tensor, or rows of it."""
+        header = self._header[part.tensor]
         start, end = header["data_offsets"]
-        file.seek(8 + header_bytes + start)
-        bits = np.fromfile(file, np.uint8, end - start)
-    whole: HostArray = bits.view(ml_dtypes.float8_e4m3fn).reshape(header["shape"])
-    return whole if part.rows is None else whole[slice(*part.rows)]
+        self._file.seek(self._data_start + start)
+        bits = np.fromfile(self._file, np.uint8, end - start)
+        whole: HostArray = bits.view(ml_dtypes.float8_e4m3fn).reshape(header["shape"])
+        return whole if part.rows is None else whole[slice(*part.rows)]
 
 
 def _index(directory: Path) -> Mapping[str, str]:

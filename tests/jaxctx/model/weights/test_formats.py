@@ -12,6 +12,7 @@ from jaxctx.model.families.family import TensorPart
 from jaxctx.model.weights import CheckpointError, formats
 from jaxctx.model.weights.formats import OrbaxSource, SafetensorsSource, StoredTensor, open_source
 from scripts.checkpoints import write_random
+from tests.jaxctx.model.quantization.encode import F8, save_tensors
 from tests.jaxctx.model.weights.edits import Q_PROJ, assert_refused, edit_header, edit_json
 
 
@@ -73,6 +74,23 @@ def test_parts_of_tensors_are_cut_out_and_stacked(sharded):
     np.testing.assert_array_equal(read["both"], np.stack([stored[last], stored[first]]))
     np.testing.assert_array_equal(read["rows"], stored[first][3:7])
     np.testing.assert_array_equal(read["rows of both"], np.stack([stored[first][:2], stored[last][30:]]))
+
+
+def test_float8_is_read_with_one_look_at_the_header_of_a_file(tmp_path, monkeypatch):
+    """The header of a model with many experts takes long to parse."""
+    random = np.random.default_rng(0)
+    tensors = {f"t{number}": random.normal(size=(3, 5)).astype(F8) for number in range(4)}
+    save_tensors(tmp_path / "model.safetensors", tensors | {"wide": np.ones(7, np.float32)})
+    source, parsed, loads = SafetensorsSource(tmp_path), [], json.loads
+    monkeypatch.setattr(formats.json, "loads", lambda text: parsed.append(len(text)) or loads(text))
+    parts = whole(["t3", "wide", "t0", "t2"]) | {"rows": (TensorPart("t1", (1, 3)),)}
+    read = dict(source.read(parts))
+    assert len(parsed) == 1
+    for name in ("t0", "t2", "t3"):
+        np.testing.assert_array_equal(read[name], tensors[name])
+    np.testing.assert_array_equal(read["rows"], tensors["t1"][1:])
+    assert read["rows"].dtype == F8
+    np.testing.assert_array_equal(read["wide"], np.ones(7))
 
 
 def test_a_file_that_is_cut_short_after_it_was_opened_is_refused(checkpoint):
