@@ -1,7 +1,7 @@
 """The checkpoint formats: which tensors are there, and their data in bounded amounts.
 
-Hugging Face safetensors: one `model.safetensors`, or shards named by an index. Orbax: `config.json` and tokenizer files
-as Hugging Face lays them out, parameters as one flat tree of arrays by tensor name under `params/`.
+Hugging Face safetensors: one `model.safetensors`, else shards named by an index. Orbax: `config.json` and tokenizer
+files as Hugging Face lays them out, parameters as one flat tree of arrays by tensor name under `params/`.
 """
 
 import json
@@ -135,8 +135,12 @@ class Float8Reader:
 
 
 def _index(directory: Path) -> Mapping[str, str]:
-    """Tensor name → shard; empty where a single file holds all."""
-    if not (directory / INDEX).exists():
+    """Tensor name → shard; empty where a single file holds all.
+
+    transformers takes the single file where both are there, and leaves the index of earlier shards beside it when it
+    saves such a file.
+    """
+    if (directory / SINGLE).is_file() or not (directory / INDEX).exists():
         return {}
     shards = read_json(directory / INDEX).get("weight_map")
     if not isinstance(shards, dict) or not shards:

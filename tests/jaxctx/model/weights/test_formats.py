@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxctx.model.families.family import TensorPart
-from jaxctx.model.weights import CheckpointError, formats
+from jaxctx.model.weights import CheckpointError, formats, load_model
 from jaxctx.model.weights.formats import OrbaxSource, SafetensorsSource, StoredTensor, open_source
 from scripts.checkpoints import write_random
 from tests.jaxctx.model.quantization.encode import F8, save_tensors
@@ -135,9 +135,16 @@ def test_of_several_formats_orbax_goes_first_and_pickles_last(checkpoint, orbax)
     assert isinstance(open_source(checkpoint), OrbaxSource)
 
 
-def test_an_index_goes_before_a_single_file(checkpoint, sharded):
+def test_a_single_file_goes_before_an_index(checkpoint, sharded):
+    """As in transformers, whose `save_pretrained` removes earlier shards, and leaves their index."""
     shutil.copy(checkpoint / "model.safetensors", sharded / "model.safetensors")
-    assert open_source(sharded).file == "model.safetensors.index.json"
+    source = open_source(sharded)
+    assert source.file == "model.safetensors"
+    assert {tensor.file for tensor in source.tensors.values()} == {"model.safetensors"}
+    for shard in sharded.glob("model-*"):
+        shard.unlink()
+    assert open_source(sharded).tensors == source.tensors
+    assert load_model(sharded).revision == load_model(checkpoint).revision
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt", ".pkl"])
