@@ -16,6 +16,7 @@ from flax import nnx
 from jaxctx.model.config import AdapterSlots, ModelConfig
 from jaxctx.model.decoder import Decoder
 from jaxctx.model.interface import AttentionBackend, KVSpec
+from jaxctx.model.layers.experts import ExpertLinears
 from jaxctx.model.layers.linear import PARTS, Axes, Linear
 from jaxctx.model.products import Int4Weight, QuantizedWeight
 from jaxctx_kernels.int4_weights import ProductKernel
@@ -229,7 +230,7 @@ def _abstract(
 
     decoder = Decoder(config, create)
     for path, module in nnx.iter_modules(decoder):
-        if isinstance(module, Linear) and _name((*path, "weight")) in wide:
+        if isinstance(module, Linear | ExpertLinears) and _name((*path, "weight")) in wide:
             module.set_weight(jax.ShapeDtypeStruct(module.shape, dtype))
     return as_model(decoder, kv_dtype=kv_dtype)
 

@@ -198,7 +198,8 @@ def _matrix_types(source: WeightSource, config: ModelConfig) -> MatrixTypes:
 def _is_narrow(source: WeightSource, tensor: str) -> bool:
     """Whether a matrix has 8 or 4 bits, or claims to."""
     stored = source.tensors.get(tensor)
-    return stored is None or stored.dtype in FEW_BITS or scale_beside(tensor) in source.tensors
+    is_stored_so = stored is not None and stored.dtype in FEW_BITS
+    return is_stored_so or scale_beside(tensor) in source.tensors
 
 
 def open_checked(
@@ -309,9 +310,10 @@ def _check_stored(source: WeightSource, name: str, expected: ExpectedTensor, *, 
         shapes = f"shape {list(stored.shape)}, but {CONFIG} says {list(expected.shape)}"
         raise CheckpointError(f"{stored.file}: {name}: {shapes}")
     if quantized and stored.dtype != expected.spec.dtype:
-        raise CheckpointError(
-            f"{stored.file}: {name}: type {stored.dtype}, but other weights are {expected.spec.dtype}"
-        )
+        # All that is wide is found before, but for single experts: those of a layer are one parameter.
+        alike = "; the experts of a matrix must be stored alike" if len(expected.spec.shape) == 3 else ""
+        others = f"other weights are {expected.spec.dtype}{alike}"
+        raise CheckpointError(f"{stored.file}: {name}: type {stored.dtype}, but {others}")
     if not quantized and stored.dtype in FEW_BITS:
         raise CheckpointError(f"{stored.file}: {name}: type {stored.dtype}, which only layers' matrices may have")
 

@@ -119,20 +119,24 @@ def test_each_precision_is_another_revision(tiny, tmp_path):
     assert len(found) == 4
 
 
-def test_two_schemes_in_one_checkpoint(tiny, tmp_path):
-    """Float8 of attention stays, packed 4 bits of the feed-forward become wide."""
+def float8_beside_4_bits(ffn):
+    """The format of float8 for attention and packed 4 bits for matrices of so many outputs or inputs."""
     float8, four = FORMATS["FP8"], FORMATS["W4A16"]
     groups = {
         "a": float8.config["config_groups"]["group_0"] | {"format": "float-quantized", "targets": ["re:.*self_attn.*"]},
         "b": four.config["config_groups"]["group_0"] | {"format": "pack-quantized", "targets": ["re:.*mlp.*"]},
     }
-    both = dataclasses.replace(
+    return dataclasses.replace(
         four,
         config=four.config | {"format": "mixed-precision", "config_groups": groups},
-        make=lambda seed, shape: (four if 48 in shape else float8).make(seed, shape),
+        make=lambda seed, shape: (four if ffn in shape else float8).make(seed, shape),
         encode=lambda n: (four if n.values.dtype == np.int64 else float8).encode(n),
     )
-    found = write_quantized(tmp_path, tiny, both)
+
+
+def test_two_schemes_in_one_checkpoint(tiny, tmp_path):
+    """Float8 of attention stays, packed 4 bits of the feed-forward become wide."""
+    found = write_quantized(tmp_path, tiny, float8_beside_4_bits(48))
     loaded = load_model(tmp_path)
     held = arrays(loaded)
     assert loaded.model.weights_dtype == "float8_e4m3fn"
@@ -319,3 +323,65 @@ def test_experts_whose_routers_are_left_out(tmp_path, dense_logits, name):
     expected = dense_logits(wide.model, wide.params, tokens)
     found = dense_logits(loaded.model, loaded.params, tokens)
     np.testing.assert_allclose(found, expected, atol=1e-4 * expected.std())
+
+
+def load_and_compare(directory, dense_logits):
+    """The checkpoint's model, which gives the logits of `…/wide`, and is the same once it is converted."""
+    loaded, wide = load_model(directory, dtype="float32"), load_model(directory / "wide")
+    tokens = np.random.default_rng(0).integers(0, 96, (1, 24))
+    expected = dense_logits(wide.model, wide.params, tokens)
+    found = dense_logits(loaded.model, loaded.params, tokens)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * expected.std())
+    convert(directory, directory / "converted", dtype="float32")
+    converted = load_model(directory / "converted")
+    assert (converted.revision, converted.model) == (loaded.revision, loaded.model)
+    return loaded
+
+
+GATES = tuple(f".experts.{number}.gate_proj" for number in range(EXPERTS["num_experts"]))
+
+
+@pytest.mark.parametrize(
+    ("left", "is_wide"),
+    [
+        (("experts",), {"q_proj": False, "gate_proj": True, "down_proj": True}),
+        (GATES, {"q_proj": False, "gate_proj": True, "down_proj": False}),
+        (("self_attn",), {"q_proj": True, "gate_proj": False, "down_proj": False}),
+    ],
+    ids=["experts", "a matrix of experts", "attention"],
+)
+@pytest.mark.parametrize("name", ["W8A8", "FP8"])
+def test_experts_or_attention_that_are_left_out_stay_wide(tmp_path, dense_logits, name, left, is_wide):
+    write_quantized(tmp_path, EXPERTS, FORMATS[name], leave_out=(*left, "mlp.gate."))
+    loaded = load_and_compare(tmp_path, dense_logits)
+    of_first_layer = {
+        spec.name.split(".")[-2]: spec.dtype == "float32"
+        for spec in loaded.model.specs
+        if "layers.0." in spec.name and spec.name.endswith("proj.weight")
+    }
+    assert {matrix: of_first_layer[matrix] for matrix in is_wide} == is_wide
+
+
+def test_experts_that_become_wide_beside_attention_in_float8(tmp_path, dense_logits):
+    wide = {**EXPERTS, "mlp_only_layers": [], "moe_intermediate_size": 48}
+    write_quantized(tmp_path, wide, float8_beside_4_bits(48), leave_out=("mlp.gate.",))
+    loaded = load_and_compare(tmp_path, dense_logits)
+    assert loaded.model.weights_dtype == "float8_e4m3fn"
+    assert "18 matrices of 4-bit integers" in loaded.widened
+
+
+@pytest.mark.parametrize(("left", "named"), [((".experts.1.",), 1), ((".experts.0.", ".experts.2."), 0)])
+def test_the_experts_of_a_matrix_are_stored_alike(tmp_path, left, named):
+    write_quantized(tmp_path, EXPERTS, FORMATS["W8A8"], leave_out=(*left, "mlp.gate."))
+    tensor = rf"model\.layers\.0\.mlp\.experts\.{named}\.down_proj\.weight"
+    why = "type float32, but other weights are int8; the experts of a matrix must be stored alike"
+    with pytest.raises(CheckpointError, match=rf"^model\.safetensors: {tensor}: {why}$"):
+        load_model(tmp_path)
+
+
+def test_an_expert_that_is_missing_is_named(tmp_path):
+    write_quantized(tmp_path, EXPERTS, FORMATS["W8A8"], leave_out=("experts", "mlp.gate."))
+    tensor = "model.layers.0.mlp.experts.1.up_proj.weight"
+    edit_quantized(tmp_path, lambda tensors: tensors.pop(tensor))
+    with pytest.raises(CheckpointError, match=rf"^model\.safetensors: {tensor}: missing, shape"):
+        load_model(tmp_path)
