@@ -166,13 +166,14 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
         sinks=config.attention_sinks,
     )
     weights_dtype, matmul_dtype = _dtype(matrix.weight), matrix.matmul_dtype or dtype
-    kernel = matrix.product_kernel
+    kernel = matrix.product_kernel if isinstance(matrix, Linear) else None  # experts have no 4 bits
     return DecoderModel(config, dtype, weights_dtype, matmul_dtype, kernel, kv, specs, merge), tuple(leaves)
 
 
-def _narrowest_matrix(decoder: Decoder) -> Linear:
+def _narrowest_matrix(decoder: Decoder) -> Linear | ExpertLinears:
     """A matrix of 8 or 4 bits if there is one, else any. All that have so few are of one type."""
-    matrices = [module for _, module in nnx.iter_modules(decoder.layers) if isinstance(module, Linear)]
+    modules = (module for _, module in nnx.iter_modules(decoder.layers))
+    matrices = [module for module in modules if isinstance(module, Linear | ExpertLinears)]
     return next((matrix for matrix in matrices if matrix.weight_scale is not None), matrices[0])
 
 

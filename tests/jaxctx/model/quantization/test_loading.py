@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxctx.engine.runner.matmul_choice import check_matmul_dtype
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.families.family import TensorPart
 from jaxctx.model.functional import EIGHT_BITS
@@ -354,12 +355,24 @@ GATES = tuple(f".experts.{number}.gate_proj" for number in range(EXPERTS["num_ex
 def test_experts_or_attention_that_are_left_out_stay_wide(tmp_path, dense_logits, name, left, is_wide):
     write_quantized(tmp_path, EXPERTS, FORMATS[name], leave_out=(*left, "mlp.gate."))
     loaded = load_and_compare(tmp_path, dense_logits)
+    assert loaded.model.weights_dtype == FORMATS[name].kept
     of_first_layer = {
         spec.name.split(".")[-2]: spec.dtype == "float32"
         for spec in loaded.model.specs
         if "layers.0." in spec.name and spec.name.endswith("proj.weight")
     }
     assert {matrix: of_first_layer[matrix] for matrix in is_wide} == is_wide
+
+
+def test_the_type_that_experts_alone_are_multiplied_as_is_the_models(tmp_path):
+    """As where other matrices have 8 bits too: it can be asked for, and another one is another model."""
+    write_quantized(tmp_path, EXPERTS, FORMATS["W8A8"], leave_out=("self_attn", "layers.1.mlp", "mlp.gate."))
+    wide, rounding = (load_model(tmp_path, dtype="bfloat16", matmul_dtype=each) for each in ("bfloat16", "int8"))
+    check_matmul_dtype(wide.model, "int8", "cpu")
+    for loaded, matmul_dtype in ((wide, "bfloat16"), (rounding, "int8")):
+        assert (loaded.model.weights_dtype, loaded.model.matmul_dtype) == ("int8", matmul_dtype)
+    assert wide.model != rounding.model
+    assert wide.revision != rounding.revision
 
 
 def test_experts_that_become_wide_beside_attention_in_float8(tmp_path, dense_logits):
