@@ -94,12 +94,12 @@ def load_model(
     """Load a safetensors or Orbax directory onto the default device, or split over `mesh`.
 
     `dtype`, of activations and of weights, is "float32" or "bfloat16"; None: as the embedding is stored, float16 as
-    bfloat16 for its range. `weights_dtype` is the type of the layers' matrices: "int8" or "float8_e4m3fn", made here
-    unless they are stored so; a floating type, which is then `dtype` too; None: as stored if that has 8 bits, else
-    `dtype`. `matmul_dtype`: what matrices of 8 bits are multiplied as, see `QuantizedWeight`; None: `dtype`.
-    `context_tokens`: of the longest context, see `ModelConfig.for_contexts_of`. `adapters`: places to make for
-    adapters, which are empty. `int4`: what the devices do with weights of 4 bits, which then stay so where they can;
-    None: all become wide.
+    bfloat16 for its range, and one that is quantised as `config.json` declares. `weights_dtype` is the type of the
+    layers' matrices: "int8" or "float8_e4m3fn", made here unless they are stored so; a floating type, which is then
+    `dtype` too; None: as stored if that has 8 bits, else `dtype`. `matmul_dtype`: what matrices of 8 bits are
+    multiplied as, see `QuantizedWeight`; None: `dtype`. `context_tokens`: of the longest context, see
+    `ModelConfig.for_contexts_of`. `adapters`: places to make for adapters, which are empty. `int4`: what the devices do
+    with weights of 4 bits, which then stay so where they can; None: all become wide.
     The host holds one tensor at a time (of Orbax, a few hundred megabytes).
     Raises CheckpointError, before anything is moved if the headers already tell, and for a parameter with a value that
     is no number: one NaN makes NaN of every logit.
@@ -218,7 +218,7 @@ def open_checked(
     int4 = int4 if weights_dtype is None else None
     source = open_weights(directory, config, int4)
     _check_types(source)
-    computes = run_dtype(dtype, weights_dtype) or _stored_float(source)
+    computes = run_dtype(dtype, weights_dtype) or _stored_float(source, config)
     if int4 is not None and int4.computing_in(computes) != int4:  # as what the embedding is stored is known only now
         source = open_weights(directory, config, int4.computing_in(computes))
     stored_bits = _stored_few_bits(source)
@@ -348,11 +348,15 @@ def run_dtype(dtype: str | None, weights_dtype: str | None) -> str | None:
     return dtype
 
 
-def _stored_float(source: WeightSource) -> str:
+def _stored_float(source: WeightSource, config: ModelConfig) -> str:
     """The type to compute in where none is asked for."""
     embeddings = (name for name in source.tensors if name.endswith("model.embed_tokens.weight"))
     embedding = source.tensors.get(next(embeddings, ""))  # norms and head may be stored wider
-    return "float32" if embedding is not None and embedding.dtype == "float32" else "bfloat16"
+    if embedding is None:
+        return "bfloat16"
+    # One that was quantised is float32 only as it is shown: the file's declaration tells what it was before.
+    stored = embedding.dtype if embedding.packed_bits is None else config.dtype
+    return "float32" if stored == "float32" else "bfloat16"
 
 
 def read_cast(

@@ -248,6 +248,21 @@ def test_a_quantised_head_becomes_wide(tiny, tmp_path):
     assert held[next(iter(found))].dtype == np.int8
 
 
+@pytest.mark.parametrize(("declared", "dtype"), [("bfloat16", "bfloat16"), ("float16", "bfloat16"), ("float32",) * 2])
+@pytest.mark.parametrize("name", ["W8A8", "awq"])
+def test_with_a_quantised_embedding_the_declared_type_counts(tiny, tmp_path, name, declared, dtype):
+    """It becomes wide, so that the type it has as shown says nothing."""
+    write_quantized(tmp_path, tiny, FORMATS[name])
+    embedding = FORMATS[name].encode(FORMATS[name].make(99, (96, 32)))
+    edit_quantized(tmp_path, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    encoded = {f"model.embed_tokens.{leaf}": array for leaf, array in embedding.items()}
+    edit_quantized(tmp_path, lambda tensors: tensors.update(encoded))
+    edit_json(tmp_path / "config.json", dtype=declared)
+    model = load_model(tmp_path).model
+    assert (model.dtype, model.kv.dtype) == (dtype, dtype)
+    assert load_model(tmp_path, dtype="float32").model.dtype == "float32"
+
+
 def test_an_orbax_checkpoint_is_not_of_another_program(tiny, tmp_path):
     write_quantized(tmp_path / "src", tiny, FORMATS["awq"])
     convert(tmp_path / "src/wide", tmp_path / "dst")
