@@ -79,6 +79,15 @@ def quantized_modules(tensors: Tensors) -> Iterator[str]:
             yield module
 
 
+def _file_of(module: str, tensors: Tensors) -> str:
+    """The file of a module that `quantized_modules` found, for messages.
+
+    By its main tensor, not by a search: where schemes are in another order than modules, each expert has a message.
+    """
+    names = (f"{module}.{leaf}" for leaf in ("weight", *MAIN))
+    return next(tensors[name].file for name in names if name in tensors)
+
+
 def find_matrix(module: str, tensors: Tensors, quantization: Quantization, read: ReadTensor) -> StoredMatrix:
     """The matrix of `module`, in the first scheme that its tensors agree with.
 
@@ -91,7 +100,7 @@ def find_matrix(module: str, tensors: Tensors, quantization: Quantization, read:
         except CheckpointError as error:
             first = first or error
     if first is None:
-        file = next(tensor.file for name, tensor in tensors.items() if name.startswith(f"{module}."))
+        file = _file_of(module, tensors)
         raise CheckpointError(f"{file}: {module}: quantised, but quantization_config has no scheme for weights")
     raise first
 
@@ -218,7 +227,7 @@ class _Finder:
     def _present(self, leaf: str) -> StoredTensor:
         stored = self.tensors.get(self._name(leaf))
         if stored is None:
-            file = next(tensor.file for name, tensor in self.tensors.items() if name.startswith(f"{self.module}."))
+            file = _file_of(self.module, self.tensors)
             says = f"quantization_config says {self.scheme.describe()}"
             raise CheckpointError(f"{file}: {self._name(leaf)}: missing, {says}")
         return stored
