@@ -148,6 +148,25 @@ def test_two_schemes_in_one_checkpoint(tiny, tmp_path):
             np.testing.assert_array_equal(held[name], numbers.values.view(np.uint8))
 
 
+@pytest.mark.parametrize("symmetric_first", [True, False])
+def test_symmetric_groups_beside_groups_with_zeros(tiny, tmp_path, symmetric_first):
+    """Whatever their order: a scheme without zeros would take modules of the other, and then refuse their zeros."""
+    without, zeros = FORMATS["W4A16"], FORMATS["W4A16 with zeros"]
+    forms = [without, zeros] if symmetric_first else [zeros, without]
+    groups = {f"group_{place}": form.config["config_groups"]["group_0"] for place, form in enumerate(forms)}
+    both = dataclasses.replace(
+        without,
+        config=without.config | {"config_groups": groups},
+        make=lambda seed, shape: (zeros if 48 in shape else without).make(seed, shape),
+        encode=lambda n: (zeros if n.zeros.any() else without).encode(n),
+    )
+    found = write_quantized(tmp_path, tiny, both)
+    assert {bool(numbers.zeros.any()) for numbers in found.values()} == {True, False}
+    held = arrays(load_model(tmp_path, dtype="float32"))
+    for name, numbers in found.items():
+        np.testing.assert_array_equal(held[name], numbers.reference)
+
+
 def test_values_of_8_bits_are_loaded_as_nothing_else(tiny, tmp_path):
     write_quantized(tmp_path, tiny, FORMATS["FP8"])
     with pytest.raises(
