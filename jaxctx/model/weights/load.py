@@ -107,7 +107,8 @@ def load_model(
     source, model = open_checked(
         Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype, context_tokens, adapters=adapters, int4=int4
     )
-    _check_memory(source, model)
+    if jax.default_backend() == "cpu":
+        check_memory(source, model)
     if mesh is not None:
         check_divisible(model.config, mesh)
     arrays: dict[str, jax.Array] = {}
@@ -424,13 +425,11 @@ def check_finite(data: HostArray, file: str, name: str) -> None:
             raise CheckpointError(f"{file}: {name}: holds values that are not finite in {data.dtype}; {value}")
 
 
-def _check_memory(source: WeightSource, model: DecoderModel) -> None:
-    """Raises CheckpointError if the parameters go to this machine's memory and do not fit into it.
+def check_memory(source: WeightSource, model: DecoderModel) -> None:
+    """Raises CheckpointError if the parameters, which go to this machine's memory, do not fit into it.
 
     The system would kill a process that takes more, after minutes and without a message.
     """
-    if jax.default_backend() != "cpu":
-        return
     sizes = {name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()} | {INT4: WORD_BYTES}
     needed = sum(math.prod(spec.shape) * sizes[spec.dtype] for spec in model.specs)
     available = physical_memory()
