@@ -38,8 +38,11 @@ ReadPart = Callable[[TensorPart], HostArray]
 class SafetensorsSource:
     """The headers of all shards, read and compared with the index; data on demand, one tensor at a time."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises CheckpointError naming the shard that is missing, cut short, or disagrees with the index."""
+    def __init__(self, directory: Path, unread: tuple[str, ...] = ()) -> None:
+        """Tensors whose names begin with one of `unread` are left out: nothing of them is looked at.
+
+        Raises CheckpointError naming the shard that is missing, cut short, or disagrees with the index.
+        """
         self._directory = directory
         promised = _index(directory)
         self.file = INDEX if promised else SINGLE  # to be named when a tensor is nowhere
@@ -50,6 +53,7 @@ class SafetensorsSource:
         for name, shard in promised.items():
             if name not in self.tensors or self.tensors[name].file != shard:
                 raise CheckpointError(f"{shard}: {name}: missing, though {INDEX} says it is in this file")
+        self.tensors = _without(self.tensors, unread)
 
     def read(self, parts: PartsByName) -> Iterator[tuple[str, HostArray]]:
         """The parameters, in the order that reads fastest, holding few of them at a time.
@@ -156,8 +160,11 @@ class OrbaxSource:
 
     file = PARAMS
 
-    def __init__(self, directory: Path) -> None:
-        """Raises CheckpointError if Orbax finds no readable checkpoint of a flat tree under `params/`."""
+    def __init__(self, directory: Path, unread: tuple[str, ...] = ()) -> None:
+        """`unread` as of `SafetensorsSource`.
+
+        Raises CheckpointError if Orbax finds no readable checkpoint of a flat tree under `params/`.
+        """
         import orbax.checkpoint as ocp  # here, as it takes a fifth of a second, and few checkpoints are Orbax's
 
         self._path = (directory / PARAMS).absolute()
@@ -170,6 +177,7 @@ class OrbaxSource:
             }
         except Exception as error:  # Orbax and TensorStore raise what their formats raise
             raise CheckpointError(f"{PARAMS}: not a readable Orbax checkpoint: {_first_line(error)}") from error
+        self.tensors = _without(self.tensors, unread)
 
     def read(self, parts: PartsByName) -> Iterator[tuple[str, HostArray]]:
         """As of `SafetensorsSource`; each parameter is a whole tensor of its own name."""
@@ -199,12 +207,19 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
 
 
-def open_source(directory: Path) -> SafetensorsSource | OrbaxSource:
-    """The weights in `directory`, in whichever format. Raises CheckpointError if there are none that can be read."""
+def _without(tensors: Mapping[str, StoredTensor], unread: tuple[str, ...]) -> dict[str, StoredTensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(unread)}
+
+
+def open_source(directory: Path, unread: tuple[str, ...] = ()) -> SafetensorsSource | OrbaxSource:
+    """The weights in `directory`, in whichever format, without tensors whose names begin with one of `unread`.
+
+    Raises CheckpointError if there are none that can be read.
+    """
     if (directory / PARAMS).is_dir():
-        return OrbaxSource(directory)
+        return OrbaxSource(directory, unread)
     if (directory / INDEX).exists() or (directory / SINGLE).exists():
-        return SafetensorsSource(directory)
+        return SafetensorsSource(directory, unread)
     pickled = sorted(file.name for file in directory.iterdir() if file.suffix in _PICKLED)
     if pickled:
         raise CheckpointError(

@@ -243,7 +243,7 @@ def open_checked(
     head = {part.tensor for part in family.parts_of(config, "lm_head.weight")}
     again = head if config.tied else set()  # some exporters write it again, and RoPE's frequencies
     for name, found in source.tensors.items():
-        is_other = name.startswith(family.unread) or name.endswith("rotary_emb.inv_freq")
+        is_other = name.endswith("rotary_emb.inv_freq")
         if name not in expected.keys() | again and not is_other and not _is_zero_bias(source, name):
             raise CheckpointError(f"{found.file}: {name}: unexpected, {config.architecture} has no such tensor")
     (embedding,) = family.parts_of(config, "model.embed_tokens.weight")

@@ -282,6 +282,38 @@ def test_with_a_quantised_embedding_the_declared_type_counts(tiny, tmp_path, nam
     assert load_model(tmp_path, dtype="float32").model.dtype == "float32"
 
 
+WITH_IMAGES = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 128,
+        "max_position_embeddings": 64,
+    },
+}
+
+
+def test_nothing_is_asked_of_quantised_tensors_for_images(tmp_path):
+    """Which are not read: of inputs that groups do not divide, without scales, or of a type that no weight has."""
+    write_quantized(tmp_path, WITH_IMAGES, FORMATS["W4A16"])
+    expected = load_model(tmp_path)
+    numbers = FORMATS["W4A16"].make(7, (8, 20))
+    encoded = FORMATS["W4A16"].encode(numbers)
+    image = {f"vision_tower.fc2.{leaf}": array for leaf, array in encoded.items()} | {
+        "vision_tower.fc1.weight": np.ones((4, 4), np.int8),
+        "vision_tower.embeddings.position_ids": np.arange(4, dtype=np.int64),
+        "multi_modal_projector.x_blocks": np.ones((2, 2), np.int32),
+    }
+    edit_quantized(tmp_path, lambda tensors: tensors.update(image))
+    loaded = load_model(tmp_path)
+    assert (loaded.revision, loaded.widened) == (expected.revision, expected.widened)
+    assert stored_matrix_types(tmp_path) == stored_matrix_types(tmp_path / "wide")
+
+
 def test_an_orbax_checkpoint_is_not_of_another_program(tiny, tmp_path):
     write_quantized(tmp_path / "src", tiny, FORMATS["awq"])
     convert(tmp_path / "src/wide", tmp_path / "dst")
