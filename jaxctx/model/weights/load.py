@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -242,10 +242,13 @@ def open_checked(
     family = FAMILIES[config.architecture]
     head = {part.tensor for part in family.parts_of(config, "lm_head.weight")}
     again = head if config.tied else set()  # some exporters write it again, and RoPE's frequencies
-    for name, found in source.tensors.items():
-        is_other = name.endswith("rotary_emb.inv_freq")
-        if name not in expected.keys() | again and not is_other and not _is_zero_bias(source, name):
-            raise CheckpointError(f"{found.file}: {name}: unexpected, {config.architecture} has no such tensor")
+    known = expected.keys() | again
+    others = [name for name in source.tensors if name not in known and not name.endswith("rotary_emb.inv_freq")]
+    zeros = _zero_biases(source, others)
+    for name in others:
+        if name not in zeros:
+            file = source.tensors[name].file
+            raise CheckpointError(f"{file}: {name}: unexpected, {config.architecture} has no such tensor")
     (embedding,) = family.parts_of(config, "model.embed_tokens.weight")
     for name in again & source.tensors.keys():
         _check_same(source, name, embedding.tensor)
@@ -258,12 +261,18 @@ def _refuse_other_quantization(directory: Path) -> None:
         raise CheckpointError(f"{MODELOPT}: weights that ModelOpt quantised are not supported")
 
 
-def _is_zero_bias(source: WeightSource, name: str) -> bool:
-    """Whether this is a bias of zeros beside a matrix of few bits: some programs that quantise write one for each."""
-    module = name.removesuffix(".bias")
-    if module == name or not isinstance(source, QuantizedSource) or f"{module}.weight" not in source.quantized:
-        return False
-    return not _rows(source, name, None).any()
+def _zero_biases(source: WeightSource, names: Collection[str]) -> frozenset[str]:
+    """Those that are biases of zeros beside a matrix of few bits: some programs that quantise write one for each.
+
+    All are read in one go, as the header of a file is read each time that it is opened.
+    """
+    if not isinstance(source, QuantizedSource):
+        return frozenset()
+    biases = [
+        name for name in names if name.endswith(".bias") and f"{name.removesuffix('.bias')}.weight" in source.quantized
+    ]
+    read = source.read({name: (TensorPart(name),) for name in biases})
+    return frozenset(name for name, data in read if not data.any())
 
 
 def _check_same(source: WeightSource, head: str, embedding: str) -> None:

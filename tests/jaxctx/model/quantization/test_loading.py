@@ -12,7 +12,7 @@ from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.families.family import TensorPart
 from jaxctx.model.functional import EIGHT_BITS
 from jaxctx.model.registry import FAMILIES
-from jaxctx.model.weights import convert, load_model, parts, stored_matrix_types
+from jaxctx.model.weights import convert, formats, load_model, parts, stored_matrix_types
 from tests.jaxctx.model.quantization.encode import F8, FORMATS, edit_quantized, write_quantized
 from tests.jaxctx.model.weights.edits import edit_json
 
@@ -205,6 +205,22 @@ def test_zeros_that_some_programs_write_as_biases_are_passed_over(tiny, tmp_path
     edit_quantized(tmp_path, lambda tensors: tensors.update({f"{Q}.bias": bias}))
     with pytest.raises(CheckpointError, match=rf"{Q}\.bias: unexpected"):
         load_model(tmp_path)
+
+
+def test_such_biases_are_read_in_one_go(tiny, tmp_path, monkeypatch):
+    """The header of a file is read each time it is opened, and an expert may have one each."""
+    found = write_quantized(tmp_path, tiny, FORMATS["gptq"])
+    opened = []
+    open_safetensors = formats.open_safetensors
+    monkeypatch.setattr(formats, "open_safetensors", lambda *file: opened.append(file) or open_safetensors(*file))
+    load_model(tmp_path)
+    without = len(opened)
+    biases = {name.removesuffix("weight") + "bias": np.zeros(each.values.shape[0]) for name, each in found.items()}
+    zeros = {name: bias.astype(np.float16) for name, bias in biases.items()}
+    edit_quantized(tmp_path, lambda tensors: tensors.update(zeros))
+    opened.clear()
+    load_model(tmp_path)
+    assert len(opened) == without + 1 < len(biases)
 
 
 Q = "model.layers.0.self_attn.q_proj"
