@@ -5,7 +5,7 @@
 """
 
 from jaxctx.model.config_reader import Reader, shown
-from jaxctx.model.quantization.fields import block_sizes, group_size, refuse_unknown, whole
+from jaxctx.model.quantization.fields import block_sizes, group_size, is_set, refuse_unknown, whole
 from jaxctx.model.quantization.scheme import WeightScheme
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -83,7 +83,7 @@ def _refuse_others(read: Reader) -> None:
 def _scheme(read: Reader, format_: str) -> WeightScheme:
     """Of `weights` of a group."""
     refuse_unknown(read, KNOWN_OF_WEIGHTS)
-    if read.flag("dynamic"):
+    if is_set(read, "dynamic"):
         read.refuse("dynamic", "true is not supported for weights")
     packed = format_ == "pack-quantized"
     kind = read.one_of(["int"] if packed or format_ == "int-quantized" else ["float", "int"], "type")

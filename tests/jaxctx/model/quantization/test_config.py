@@ -76,7 +76,8 @@ def test_an_unknown_field_that_says_something_is_refused(name, form):
         ({"version": "gemv"}, "version: 'gemv' is not supported; supported is gemm"),
         ({"version": "marlin"}, "version"),
         ({"version": 1}, "version"),
-        ({"zero_point": False}, "zero_point: false is not supported"),
+        ({"zero_point": False}, "zero_point: false is not supported without sym"),
+        ({"zero_point": False, "sym": "yes"}, "sym: must be true or false"),
         ({"checkpoint_format": "gemv"}, "checkpoint_format: 'gemv' is not supported"),
         ({"method": "gptq"}, "method: 'gptq' is not supported; supported are awq"),
         ({"pack_dtype": "int64"}, "pack_dtype"),
@@ -133,6 +134,61 @@ def test_what_their_newest_writers_add():
         "expert_dtype": "fp8",
     }
     assert read(written) == read(FP8_CONFIG)
+
+
+AUTO_ROUND = {
+    "act_bits": 16,
+    "act_data_type": "int",
+    "act_dynamic": True,
+    "amp": True,
+    "autoround_version": "0.9.0",
+    "batch_size": 8,
+    "data_type": "int",
+    "dataset": "NeelNanda/pile-10k",
+    "enable_minmax_tuning": True,
+    "enable_norm_bias_tuning": False,
+    "enable_quanted_input": True,
+    "gradient_accumulate_steps": 1,
+    "iters": 200,
+    "low_gpu_mem_usage": True,
+    "lr": 0.005,
+    "minmax_lr": 0.005,
+    "nsamples": 128,
+    "provider": "auto-round",
+    "scale_dtype": "torch.float16",
+    "seqlen": 2048,
+    "to_quant_block_names": "model.layers",
+}
+
+
+def test_what_auto_round_writes():
+    gptq = {"packing_format": "auto_round:auto_gptq", "damp_percent": 0.01, "true_sequential": False, "sym": True}
+    assert read(GPTQ_CONFIG | AUTO_ROUND | gptq) == read(GPTQ_CONFIG)
+    for symmetric in (True, False):
+        awq = {"packing_format": "auto_round:auto_awq", "sym": symmetric, "zero_point": not symmetric}
+        assert read(AWQ_CONFIG | AUTO_ROUND | awq) == read(AWQ_CONFIG)
+
+
+@pytest.mark.parametrize("config", [AWQ_CONFIG, GPTQ_CONFIG], ids=["awq", "gptq"])
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"data_type": "mx_fp"}, "data_type: 'mx_fp' is not supported; supported are int"),
+        ({"packing_format": "auto_round:llm_compressor"}, "packing_format: .* is not supported"),
+        ({"super_bits": 6}, "super_bits: 6 is not understood"),
+        ({"regex_config": {".*": {"bits": 8}}}, "regex_config: .* is not understood"),
+        ({"hadamard_config": {"block_size": 32}}, "hadamard_config: .* is not understood"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_what_auto_round_may_do_besides_is_refused(config, change, field):
+    assert_refused(config | AUTO_ROUND | change, field)
+
+
+def test_flags_that_are_null_are_false():
+    assert read(GPTQ_CONFIG | {"desc_act": None}) == read(GPTQ_CONFIG)
+    assert read(AWQ_CONFIG | {"desc_act": None, "zero_point": None}) == read(AWQ_CONFIG)
+    assert read(group(dynamic=None, symmetric=None)) == read(group())
 
 
 def test_modules_that_gptq_leaves_out():
