@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxctx.errors import AlreadyExists
 from jaxctx.model.config_reader import read_json
-from jaxctx.model.quantization.config import FIELD
+from jaxctx.model.quantization.config import FIELD, OLDER_FIELD
 from jaxctx.model.text.load import TEMPLATE_DIRECTORY
 from jaxctx.model.weights.formats import CONFIG, PARAMS, HostArray
 from jaxctx.model.weights.load import Progress, check_memory, open_checked, read_cast
@@ -48,7 +48,7 @@ def convert(
     _refuse_existing(Path(dst))
     check_memory(source, model)
     arrays = {spec.name: data for spec, data in read_cast(source, model, progress)}
-    left_out = ("torch_dtype", FIELD)  # of which the first is `dtype`, and the other is no longer so
+    left_out = ("torch_dtype", FIELD, OLDER_FIELD)  # of which the first is `dtype`, and the others are no longer so
     raw = {key: value for key, value in read_json(directory / CONFIG).items() if key not in left_out}
     templates = (f"{TEMPLATE_DIRECTORY}/{file.name}" for file in (directory / TEMPLATE_DIRECTORY).glob("*.jinja"))
     companions = {name: directory / name for name in (*COMPANIONS, *templates) if (directory / name).is_file()}

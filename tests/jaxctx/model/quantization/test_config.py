@@ -263,6 +263,15 @@ def test_compressed_tensors(config, field):
     assert_refused(config, field)
 
 
+def test_the_older_name_of_the_field():
+    older = Reader({"compression_config": group()}, "config.json")
+    assert read_quantization(older) == read(group())
+    both = Reader({"compression_config": {"quant_method": "other"}, "quantization_config": group()}, "config.json")
+    assert read_quantization(both) == read(group())
+    with pytest.raises(CheckpointError, match=r"^config\.json: compression_config\.format: 'marlin-24' is not"):
+        read_quantization(Reader({"compression_config": group() | {"format": "marlin-24"}}, "config.json"))
+
+
 def test_strategies_that_are_not_named():
     assert scheme(group(strategy=None)).block == (0, 0)
     assert scheme(group(strategy=None, group_size=-1)).block == (1, 0)

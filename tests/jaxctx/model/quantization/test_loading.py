@@ -71,6 +71,18 @@ def test_plan_and_conversion_see_the_same_model(tiny, tmp_path, name):
     assert stored_matrix_types(tmp_path / "src").dtype == form.kept  # of config.json alone
 
 
+@pytest.mark.parametrize("images", [False, True])
+def test_a_configuration_under_its_older_name(tiny, tmp_path, images):
+    form = FORMATS["W8A8"]
+    write_quantized(tmp_path / "src", WITH_IMAGES if images else tiny, form)
+    expected = load_model(tmp_path / "src")
+    assert expected.model.weights_dtype == "int8"
+    edit_json(tmp_path / "src/config.json", quantization_config=None, compression_config=dict(form.config))
+    assert load_model(tmp_path / "src").revision == expected.revision
+    convert(tmp_path / "src", tmp_path / "dst")
+    assert load_model(tmp_path / "dst").revision == expected.revision
+
+
 def test_what_becomes_wide_is_said(tiny, tmp_path):
     write_quantized(tmp_path, tiny, FORMATS["awq"])
     stored = "14 matrices of 4-bit integers with a scale for each 16 inputs"
