@@ -268,7 +268,7 @@ def _check_module(
         read.refuse("r", f"{module} has rank {rank}; this server takes adapters of rank {slots.rank} at most")
     layers = read.get("layers_to_transform")
     allowed = layers if isinstance(layers, list) else [layers]
-    if layers is not None and _layer_of(module) not in allowed:
+    if layers not in (None, []) and _layer_of(module) not in allowed:  # none named are all, as in PEFT
         raise CheckpointError(f"{TENSORS}: {module}: not in layers_to_transform of {CONFIG}, {shown(layers)}")
 
 

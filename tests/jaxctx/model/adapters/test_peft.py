@@ -183,6 +183,13 @@ def test_names_of_modules_that_other_models_have_change_nothing(directory, model
         read_adapter(directory, model)
 
 
+def test_no_layers_are_all(directory, model):
+    """As in PEFT."""
+    expected = read_adapter(directory, model)
+    set_keys(directory, layers_to_transform=[])
+    assert read_adapter(directory, model).content_hash == expected.content_hash
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
