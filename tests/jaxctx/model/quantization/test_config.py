@@ -287,6 +287,18 @@ def test_groups_without_weights_and_groups_alike():
     assert read(config | {"config_groups": groups}) == read(config)
 
 
+def test_groups_beyond_all_bounds_are_refused():
+    alike, config = group()["config_groups"]["group_0"], group()
+    many = {str(number): alike for number in range(4096)}
+    assert read(config | {"config_groups": many}) == read(config)
+    assert_refused(config | {"config_groups": many | {"x": alike}}, "config_groups: has 4,097 groups, more than 4,096")
+    sizes = [group(strategy="group", group_size=size)["config_groups"]["group_0"] for size in range(1, 66)]
+    groups = {str(number): each for number, each in enumerate(sizes)}
+    assert_refused(config | {"config_groups": groups}, "config_groups: has 65 ways to store weights, more than 64")
+    del groups["0"]
+    assert len(read(config | {"config_groups": groups}).schemes) == 64
+
+
 def test_a_format_for_each_group():
     config = group()
     groups = {
