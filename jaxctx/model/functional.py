@@ -16,6 +16,7 @@ from flax import nnx
 from jaxctx.model.config import AdapterSlots, ModelConfig
 from jaxctx.model.decoder import Decoder
 from jaxctx.model.interface import AttentionBackend, KVSpec
+from jaxctx.model.layers.experts import ExpertLinears
 from jaxctx.model.layers.linear import PARTS, Axes, Linear
 from jaxctx.model.products import Int4Weight, QuantizedWeight
 from jaxctx_kernels.int4_weights import ProductKernel
@@ -165,13 +166,14 @@ def as_model(decoder: Decoder, *, kv_dtype: str | None = None) -> tuple[DecoderM
         sinks=config.attention_sinks,
     )
     weights_dtype, matmul_dtype = _dtype(matrix.weight), matrix.matmul_dtype or dtype
-    kernel = matrix.product_kernel
+    kernel = matrix.product_kernel if isinstance(matrix, Linear) else None  # experts have no 4 bits
     return DecoderModel(config, dtype, weights_dtype, matmul_dtype, kernel, kv, specs, merge), tuple(leaves)
 
 
-def _narrowest_matrix(decoder: Decoder) -> Linear:
+def _narrowest_matrix(decoder: Decoder) -> Linear | ExpertLinears:
     """A matrix of 8 or 4 bits if there is one, else any. All that have so few are of one type."""
-    matrices = [module for _, module in nnx.iter_modules(decoder.layers) if isinstance(module, Linear)]
+    modules = (module for _, module in nnx.iter_modules(decoder.layers))
+    matrices = [module for module in modules if isinstance(module, Linear | ExpertLinears)]
     return next((matrix for matrix in matrices if matrix.weight_scale is not None), matrices[0])
 
 
@@ -229,7 +231,7 @@ def _abstract(
 
     decoder = Decoder(config, create)
     for path, module in nnx.iter_modules(decoder):
-        if isinstance(module, Linear) and _name((*path, "weight")) in wide:
+        if isinstance(module, Linear | ExpertLinears) and _name((*path, "weight")) in wide:
             module.set_weight(jax.ShapeDtypeStruct(module.shape, dtype))
     return as_model(decoder, kv_dtype=kv_dtype)
 

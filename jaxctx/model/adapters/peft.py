@@ -7,7 +7,7 @@ refused by name, before the tensors are read: DoRA, biases, other modules that w
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,8 @@ PREFIX = "base_model.model."  # of every module in a file of PEFT
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 LARGEST_RANK = 4096
 LARGEST_ALPHA = 1e6
+MOST_NAMES = 1 << 16
+"""Entries of a list of modules or layers, or of patterns: more than models have matrices."""
 
 FIELDS = frozenset(
     {
@@ -106,6 +108,32 @@ class Adapter:
         return sum(change.a.size + change.b.size for change in self.changes.values())
 
 
+Patterns = Mapping[str, tuple[int, float]]
+"""Name of modules → the place in the file, as the first that names a module counts, and the rank or alpha."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What the configuration says, in a form that is asked in no time, however long its lists are."""
+
+    rank: int
+    alpha: float
+    ranks: Patterns
+    alphas: Patterns
+    use_rslora: bool
+    targets: frozenset[str] | None  # names of modules; None: a regular expression, or a word for many
+    layers: frozenset[int] | None  # numbers of the layers that are changed; None: any
+
+    def rank_of(self, module: str) -> int:
+        """The rank of the module's matrices."""
+        return int(_value_of(self.ranks, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """What B A is multiplied with."""
+        alpha, rank = _value_of(self.alphas, module, self.alpha), self.rank_of(module)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+
 class _Target(NamedTuple):
     """A parameter that adapters may change, and the rows that it is of the module in a checkpoint; None: all."""
 
@@ -125,7 +153,7 @@ def read_adapter(path: str | Path, model: DecoderModel) -> Adapter:
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: {'not a directory' if directory.exists() else 'does not exist'}")
     read = Reader(read_json(directory / CONFIG), CONFIG)
-    _check_config(read)
+    settings = _read_settings(read)
     if not (directory / TENSORS).exists() and (directory / "adapter_model.bin").exists():
         raise CheckpointError(
             "adapter_model.bin: pickled weights are not read, because loading them can run code; "
@@ -136,45 +164,82 @@ def read_adapter(path: str | Path, model: DecoderModel) -> Adapter:
         targets = _targets(model)
         modules = _modules(headers, model.config.architecture)
         for module in modules:
-            _check_module(read, headers, module, targets, slots)
-        _check_targets(read, modules, targets)
+            _check_module(read, settings, headers, module, targets, slots)
+        _check_targets(read, settings, modules, targets)
         changes: dict[str, LowRankChange] = {}
         for module in modules:
             a, b = (data.get_tensor(PREFIX + module + suffix) for suffix in (LORA_A, LORA_B))
-            found = _changes(module, a, b, _scale(read, module, a.shape[0]), targets[module], model.dtype)
+            found = _changes(module, a, b, settings.scale_of(module), targets[module], model.dtype)
             if twice := changes.keys() & found.keys():
                 raise CheckpointError(f"{TENSORS}: {module}: changes {min(twice)}, as another module does")
             changes |= found
     return Adapter(_digest(changes), max(change.a.shape[0] for change in changes.values()), changes)
 
 
-def _check_config(read: Reader) -> None:
+def _read_settings(read: Reader) -> _Settings:
     """Raises CheckpointError for what the configuration says and is not computed here."""
     if read.get("peft_type") != "LORA":
         read.refuse("peft_type", f"must be LORA, not {shown(read.get('peft_type'))}")
-    _rank(read, "r", read.get("r"))
-    _alpha(read, "lora_alpha", read.get("lora_alpha"))
-    read.flag("use_rslora")
+    rank, alpha = _rank(read, "r", read.get("r")), _alpha(read, "lora_alpha", read.get("lora_alpha"))
+    use_rslora = read.flag("use_rslora")
     if read.get("bias") not in (None, "none"):
         read.refuse("bias", f"must be none, not {shown(read.get('bias'))}: trained biases are not supported")
     if read.get("init_lora_weights") not in KEEPS_BASE:
         why = "changes the base model; convert the adapter (path_initial_model_for_weight_conversion)"
         read.refuse("init_lora_weights", f"{shown(read.get('init_lora_weights'))} {why}")
-    for key in ("rank_pattern", "alpha_pattern"):
-        for pattern, value in read.inner(key).raw.items():
-            if LITERAL.fullmatch(pattern) is None:
-                read.refuse(key, f"{shown(pattern)} is no name of a module; regular expressions are not supported")
-            (_rank if key == "rank_pattern" else _alpha)(read, f"{key}.{pattern}", value)
-    targets = read.get("target_modules")
-    if not isinstance(targets, str | list) or not all(isinstance(target, str) for target in targets):
-        read.refuse("target_modules", f"must be names of modules, not {shown(targets)}")
-    layers = read.get("layers_to_transform")
-    numbers = layers if isinstance(layers, list) else [] if layers is None else [layers]
-    if not all(type(layer) is int for layer in numbers):
-        read.refuse("layers_to_transform", f"must be numbers of layers, not {shown(layers)}")
+    settings = _Settings(
+        rank=rank,
+        alpha=alpha,
+        ranks=_patterns(read, "rank_pattern", _rank),
+        alphas=_patterns(read, "alpha_pattern", _alpha),
+        use_rslora=use_rslora,
+        targets=_target_names(read),
+        layers=_layers(read),
+    )
     for key, value in read.raw.items():
         if key not in FIELDS | IGNORED and value not in (None, False, 0, "", [], {}):
             read.refuse(key, f"{shown(value)} is not supported")
+    return settings
+
+
+def _patterns(read: Reader, key: str, read_value: Callable[[Reader, str, Any], float]) -> Patterns:
+    patterns: dict[str, tuple[int, float]] = {}
+    raw = read.inner(key).raw
+    _check_length(read, key, raw)
+    for place, (pattern, value) in enumerate(raw.items()):
+        if LITERAL.fullmatch(pattern) is None:
+            read.refuse(key, f"{shown(pattern)} is no name of a module; regular expressions are not supported")
+        patterns[pattern] = place, read_value(read, f"{key}.{pattern}", value)
+    return patterns
+
+
+def _target_names(read: Reader) -> frozenset[str] | None:
+    targets = read.get("target_modules")
+    if isinstance(targets, str):
+        return None
+    if isinstance(targets, list):
+        _check_length(read, "target_modules", targets)
+        if all(isinstance(target, str) for target in targets):
+            return frozenset(targets)
+    read.refuse("target_modules", f"must be names of modules, not {shown(targets)}")
+
+
+def _layers(read: Reader) -> frozenset[int] | None:
+    """An empty list means all, as in PEFT."""
+    key = "layers_to_transform"
+    value = read.get(key)
+    if value is None:
+        return None
+    layers = value if isinstance(value, list) else [value]
+    _check_length(read, key, layers)
+    if not all(type(layer) is int for layer in layers):
+        read.refuse(key, f"must be numbers of layers, not {shown(value)}")
+    return frozenset(layers) or None
+
+
+def _check_length(read: Reader, key: str, found: Collection[object]) -> None:
+    if len(found) > MOST_NAMES:
+        read.refuse(key, f"has {len(found):,} entries, more than {MOST_NAMES:,}")
 
 
 def _rank(read: Reader, key: str, value: Any) -> int:
@@ -239,6 +304,7 @@ def _modules(headers: Mapping[str, StoredTensor], architecture: str) -> list[str
 
 def _check_module(
     read: Reader,
+    settings: _Settings,
     headers: Mapping[str, StoredTensor],
     module: str,
     targets: Mapping[str, list[_Target]],
@@ -250,7 +316,7 @@ def _check_module(
             f"{TENSORS}: {module}: no matrix of this model that an adapter may change: these are the query, key, "
             "value and output projections and the feed-forward of its layers"
         )
-    rank = _rank_of(read, module)
+    rank = settings.rank_of(module)
     rows = sum(target.shape[0] for target in targets[module])
     shapes = {LORA_A: (rank, targets[module][0].shape[1]), LORA_B: (rows, rank)}
     for suffix, shape in shapes.items():
@@ -266,60 +332,52 @@ def _check_module(
             raise CheckpointError(f"{TENSORS}: {name}: type {stored.dtype} is not one of {', '.join(DTYPES)}")
     if rank > slots.rank:
         read.refuse("r", f"{module} has rank {rank}; this server takes adapters of rank {slots.rank} at most")
-    layers = read.get("layers_to_transform")
-    allowed = layers if isinstance(layers, list) else [layers]
-    if layers is not None and _layer_of(module) not in allowed:
-        raise CheckpointError(f"{TENSORS}: {module}: not in layers_to_transform of {CONFIG}, {shown(layers)}")
+    if settings.layers is not None and _layer_of(module) not in settings.layers:
+        layers = shown(read.get("layers_to_transform"))
+        raise CheckpointError(f"{TENSORS}: {module}: not in layers_to_transform of {CONFIG}, {layers}")
 
 
-def _check_targets(read: Reader, modules: list[str], targets: Collection[str]) -> None:
+def _check_targets(read: Reader, settings: _Settings, modules: list[str], targets: Collection[str]) -> None:
     """Raises CheckpointError if the configuration promises changes that are not there, or others are.
 
     `targets` are the modules that an adapter may change. Names of other modules change nothing: lists are often written
     for many models. `target_modules` may be a regular expression; then what is there counts.
     """
-    names = read.get("target_modules")
-    if isinstance(names, list):
-        for name in names:
-            is_of_model = any(_is_named(module, name) for module in (*targets, *WITHOUT_SLOTS))
-            if is_of_model and not any(_is_named(module, name) for module in modules):
-                read.refuse("target_modules", f"{shown(name)} has no tensors in {TENSORS}")
+    if settings.targets is not None:
+        of_model = _names_of_all((*targets, *WITHOUT_SLOTS))
+        promised = settings.targets & of_model
+        if missing := promised - _names_of_all(modules):
+            read.refuse("target_modules", f"{shown(min(missing))} has no tensors in {TENSORS}")
         for module in modules:
-            if not any(_is_named(module, name) for name in names):
-                raise CheckpointError(f"{TENSORS}: {module}: not in target_modules of {CONFIG}, {shown(names)}")
-    layers = read.get("layers_to_transform")
+            if settings.targets.isdisjoint(_names_of(module)):
+                names = shown(read.get("target_modules"))
+                raise CheckpointError(f"{TENSORS}: {module}: not in target_modules of {CONFIG}, {names}")
     there = {_layer_of(module) for module in modules}
-    for layer in layers if isinstance(layers, list) else [] if layers is None else [layers]:
-        if layer not in there:
-            read.refuse("layers_to_transform", f"layer {layer} has no tensors in {TENSORS}")
+    without = () if settings.layers is None else [layer for layer in settings.layers if layer not in there]
+    if without:
+        read.refuse("layers_to_transform", f"layer {min(without)} has no tensors in {TENSORS}")
 
 
-def _is_named(module: str, name: str) -> bool:
-    """Whether `name` is the module's, or the end of it. What begins with ^ is the whole name."""
-    if name.startswith("^"):
-        return module == name[1:]
-    return module == name or module.endswith(f".{name}")
+def _names_of(module: str) -> frozenset[str]:
+    """The names that mean the module: its own, what it ends with behind a dot, and with ^ in front the whole."""
+    parts = module.split(".")
+    return frozenset((f"^{module}", *(".".join(parts[start:]) for start in range(len(parts)))))
+
+
+def _names_of_all(modules: Iterable[str]) -> frozenset[str]:
+    return frozenset().union(*map(_names_of, modules))
+
+
+def _value_of(patterns: Patterns, module: str, otherwise: float) -> float:
+    """What the first pattern that names the module says of it."""
+    found = [patterns[name] for name in _names_of(module) if name in patterns]
+    return min(found)[1] if found else otherwise
 
 
 def _layer_of(module: str) -> int | None:
     """The number of the layer that the module is in; None: it is in none."""
     numbers = [int(part) for part in module.split(".") if part.isdecimal()]
     return numbers[0] if numbers else None
-
-
-def _rank_of(read: Reader, module: str) -> int:
-    """The rank that the configuration gives the module: the first pattern that names it counts."""
-    patterns = read.inner("rank_pattern").raw.items()
-    value = next((rank for pattern, rank in patterns if _is_named(module, pattern)), read.get("r"))
-    return _rank(read, "r", value)
-
-
-def _scale(read: Reader, module: str, rank: int) -> float:
-    """What B A is multiplied with."""
-    patterns = read.inner("alpha_pattern").raw.items()
-    value = next((alpha for pattern, alpha in patterns if _is_named(module, pattern)), read.get("lora_alpha"))
-    alpha = _alpha(read, "lora_alpha", value)
-    return alpha / math.sqrt(rank) if read.flag("use_rslora") else alpha / rank
 
 
 def _changes(

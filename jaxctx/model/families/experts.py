@@ -50,7 +50,8 @@ def _dense_layers(read: Reader, layers: int) -> tuple[int, ...]:
     named = [] if named is None else named
     if not isinstance(named, list) or not all(type(layer) is int and 0 <= layer < 2**31 for layer in named):
         read.refuse("mlp_only_layers", f"must be a list of layers, not {shown(named)}")
-    return tuple(layer for layer in range(layers) if layer in named or (layer + 1) % step)
+    dense = frozenset(named)  # the list may be of any length
+    return tuple(layer for layer in range(layers) if layer in dense or (layer + 1) % step)
 
 
 def experts_of_parameter(parameter: str, config: ModelConfig) -> tuple[TensorPart, ...]:

@@ -45,6 +45,7 @@ FIELDS = rope.FIELDS | {
     "bos_token_id",
     "eos_token_id",
     "quantization_config",
+    "compression_config",  # its older name
     "layer_types",
     "sliding_window",
     "is_causal",

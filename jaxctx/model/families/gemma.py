@@ -29,6 +29,7 @@ OF_ALL = frozenset(
         "dtype",
         "torch_dtype",
         "quantization_config",
+        "compression_config",  # its older name
     }
 )
 

@@ -27,14 +27,16 @@ class ExpertLinears(nnx.Module):
     def __init__(
         self, create: Create, experts: int, out: tuple[int, str], inside: tuple[int, str], *, bias: bool
     ) -> None:
-        weight = create((experts, out[0], inside[0]), "matrix")
+        self.shape, self.axes = (experts, out[0], inside[0]), ("experts", out[1], inside[1])
+        self.set_weight(create(self.shape, "matrix"))
+        self.bias = nnx.Param(create((experts, out[0]), "bias"), axes=self.axes[:2]) if bias else None
+
+    def set_weight(self, weight: Any) -> None:
+        """Take this weight, `[experts, out, in]`, in place of the one before."""
         quantized = weight if isinstance(weight, QuantizedWeight) else None
-        axes = ("experts", out[1], inside[1])
-        self.weight = nnx.Param(weight if quantized is None else quantized.values, axes=axes)
-        self.weight_scale = None if quantized is None else nnx.Param(quantized.scale, axes=axes[:2])
-        self.bias = nnx.Param(create((experts, out[0]), "bias"), axes=axes[:2]) if bias else None
+        self.weight = nnx.Param(weight if quantized is None else quantized.values, axes=self.axes)
+        self.weight_scale = None if quantized is None else nnx.Param(quantized.scale, axes=self.axes[:2])
         self.matmul_dtype = "" if quantized is None else quantized.matmul_dtype
-        self.axes = axes
 
     def read(self) -> Weight:
         """The weight of all experts."""

@@ -5,11 +5,13 @@
 """
 
 from jaxctx.model.config_reader import Reader, shown
-from jaxctx.model.quantization.fields import block_sizes, group_size, refuse_unknown, whole
+from jaxctx.model.quantization.fields import block_sizes, group_size, is_set, refuse_unknown, whole
 from jaxctx.model.quantization.scheme import WeightScheme
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 PER_GROUP = "mixed-precision"  # each group names its own
+MOST_GROUPS = 4096  # some programs write one for each layer
+MOST_SCHEMES = 64  # each is tried with each matrix
 
 KNOWN = frozenset(
     {
@@ -55,6 +57,8 @@ def read_compressed(read: Reader) -> tuple[WeightScheme, ...]:
     groups = read.inner("config_groups")
     if not groups.raw:
         read.refuse("config_groups", "must name at least one group")
+    if len(groups.raw) > MOST_GROUPS:
+        read.refuse("config_groups", f"has {len(groups.raw):,} groups, more than {MOST_GROUPS:,}")
     schemes: list[WeightScheme] = []
     for name in groups.raw:
         group = groups.inner(name)
@@ -65,7 +69,10 @@ def read_compressed(read: Reader) -> tuple[WeightScheme, ...]:
             of.refuse("format", f"{shown(format_)} is not supported; supported are {', '.join(FORMATS)}")
         if group.get("weights") is not None:
             schemes.append(_scheme(group.inner("weights"), str(format_)))
-    return tuple(dict.fromkeys(schemes))
+    different = tuple(dict.fromkeys(schemes))
+    if len(different) > MOST_SCHEMES:
+        read.refuse("config_groups", f"has {len(different):,} ways to store weights, more than {MOST_SCHEMES}")
+    return different
 
 
 def _refuse_others(read: Reader) -> None:
@@ -83,7 +90,7 @@ def _refuse_others(read: Reader) -> None:
 def _scheme(read: Reader, format_: str) -> WeightScheme:
     """Of `weights` of a group."""
     refuse_unknown(read, KNOWN_OF_WEIGHTS)
-    if read.flag("dynamic"):
+    if is_set(read, "dynamic"):
         read.refuse("dynamic", "true is not supported for weights")
     packed = format_ == "pack-quantized"
     kind = read.one_of(["int"] if packed or format_ == "int-quantized" else ["float", "int"], "type")

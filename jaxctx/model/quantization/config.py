@@ -18,6 +18,8 @@ from jaxctx.model.quantization.packed_methods import read_awq, read_gptq
 from jaxctx.model.quantization.scheme import Quantization, WeightScheme
 
 FIELD = "quantization_config"
+OLDER_FIELD = "compression_config"
+"""What compressed-tensors wrote before; read where there is no `quantization_config`."""
 
 METHODS: Mapping[str, Callable[[Reader], tuple[WeightScheme, ...]]] = {
     "compressed-tensors": read_compressed,
@@ -30,13 +32,14 @@ METHODS: Mapping[str, Callable[[Reader], tuple[WeightScheme, ...]]] = {
 
 
 def read_quantization(read: Reader) -> Quantization | None:
-    """What the checkpoint's `quantization_config` says; None: it has none.
+    """What the checkpoint's `quantization_config` says, or its older name; None: it has none.
 
     Raises CheckpointError, naming the field and its value, for what is not supported.
     """
-    if read.get(FIELD) is None:
+    field = FIELD if read.get(FIELD) is not None else OLDER_FIELD
+    if read.get(field) is None:
         return None
-    inner = read.inner(FIELD)
+    inner = read.inner(field)
     method = inner.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
         supported = ", ".join(METHODS)

@@ -14,6 +14,11 @@ def refuse_unknown(read: Reader, known: frozenset[str]) -> None:
             read.refuse(key, f"{shown(value)} is not understood, and may change what the model computes")
 
 
+def is_set(read: Reader, key: str) -> bool:
+    """A flag, of which null means false."""
+    return read.get(key) is not None and read.flag(key)
+
+
 def whole(read: Reader, key: str, least: int, most: int, default: int | None = None) -> int:
     """An integer in these bounds; `default` if it is missing or null."""
     value: Any = default if read.get(key) is None else read.get(key)

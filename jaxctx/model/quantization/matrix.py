@@ -31,6 +31,9 @@ VALUES = {"I8": "int8", "F8_E4M3": "float8_e4m3fn"}
 MAIN = {"weight_packed": "packed", "qweight": "awq or gptq"}
 """The last part of the name of a matrix' main tensor, where it shows the layout."""
 
+ZEROS = "weight_zero_point"
+"""The last part of the name of zeros that weights need not have, in layouts `values` and `packed`."""
+
 SCALE_TYPES = ("float32", "bfloat16", "float16")
 OF_ACTIVATIONS = frozenset(
     {
@@ -79,19 +82,32 @@ def quantized_modules(tensors: Tensors) -> Iterator[str]:
             yield module
 
 
+def _file_of(module: str, tensors: Tensors) -> str:
+    """The file of a module that `quantized_modules` found, for messages.
+
+    By its main tensor, not by a search: where schemes are in another order than modules, each expert has a message.
+    """
+    names = (f"{module}.{leaf}" for leaf in ("weight", *MAIN))
+    return next(tensors[name].file for name in names if name in tensors)
+
+
 def find_matrix(module: str, tensors: Tensors, quantization: Quantization, read: ReadTensor) -> StoredMatrix:
     """The matrix of `module`, in the first scheme that its tensors agree with.
 
-    Of their data only `weight_shape` is read. Raises CheckpointError, which names a tensor, if there is no such scheme.
+    A module with zeros is of a scheme with zeros, if one agrees: a scheme without them would take it too. Of the data
+    only `weight_shape` is read. Raises CheckpointError, which names a tensor, if there is no such scheme.
     """
     first: CheckpointError | None = None
-    for scheme in quantization.schemes:
+    schemes = quantization.schemes
+    if f"{module}.{ZEROS}" in tensors:
+        schemes = tuple(sorted(schemes, key=lambda scheme: not scheme.has_zeros))
+    for scheme in schemes:
         try:
             return _Finder(module, tensors, scheme, read).find()
         except CheckpointError as error:
             first = first or error
     if first is None:
-        file = next(tensor.file for name, tensor in tensors.items() if name.startswith(f"{module}."))
+        file = _file_of(module, tensors)
         raise CheckpointError(f"{file}: {module}: quantised, but quantization_config has no scheme for weights")
     raise first
 
@@ -185,20 +201,19 @@ class _Finder:
                 found = f"type {stored.dtype} and shape {list(stored.shape)}"
                 self._refuse("qzeros", f"{found}, but must be I32 and {list(words)}")
             return self._name("qzeros")
-        leaf = "weight_zero_point"
-        if not scheme.has_zeros and self._name(leaf) not in self.tensors:
+        if not scheme.has_zeros and self._name(ZEROS) not in self.tensors:
             return None
-        stored = self._present(leaf)
+        stored = self._present(ZEROS)
         if scheme.layout == "values":
             if stored.dtype not in ("I8", "F8_E4M3"):
-                self._refuse(leaf, f"type {stored.dtype}, but must be that of the values")
-            self._check_shape(leaf, stored, blocks)
+                self._refuse(ZEROS, f"type {stored.dtype}, but must be that of the values")
+            self._check_shape(ZEROS, stored, blocks)
         else:
             packed = math.ceil(blocks[0] / (32 // scheme.bits)), blocks[1]
             if stored.dtype not in ("I32", "I8") or stored.shape != (packed if stored.dtype == "I32" else blocks):
                 found = f"type {stored.dtype} and shape {list(stored.shape)}"
-                self._refuse(leaf, f"{found}, but must be I32 and {list(packed)}")
-        return self._name(leaf)
+                self._refuse(ZEROS, f"{found}, but must be I32 and {list(packed)}")
+        return self._name(ZEROS)
 
     def _groups(self, inside: int) -> str | None:
         leaf = "weight_g_idx" if self.scheme.layout == "packed" else "g_idx"
@@ -218,7 +233,7 @@ class _Finder:
     def _present(self, leaf: str) -> StoredTensor:
         stored = self.tensors.get(self._name(leaf))
         if stored is None:
-            file = next(tensor.file for name, tensor in self.tensors.items() if name.startswith(f"{self.module}."))
+            file = _file_of(self.module, self.tensors)
             says = f"quantization_config says {self.scheme.describe()}"
             raise CheckpointError(f"{file}: {self._name(leaf)}: missing, {says}")
         return stored

@@ -3,10 +3,49 @@
 from collections.abc import Mapping
 
 from jaxctx.model.config_reader import Reader, shown
-from jaxctx.model.quantization.fields import group_size, refuse_unknown, whole
+from jaxctx.model.quantization.fields import group_size, is_set, refuse_unknown, whole
 from jaxctx.model.quantization.scheme import WeightScheme
 
-AWQ_KNOWN = frozenset(
+AUTO_ROUND = frozenset(
+    {
+        "data_type",
+        "packing_format",
+        # who wrote it
+        "autoround_version",
+        "provider",
+        # what the tensors themselves show, see `config`
+        "block_name_to_quantize",
+        "quant_block_list",
+        "to_quant_block_names",
+        # activations and KV are as the settings say
+        "act_bits",
+        "act_data_type",
+        "act_dynamic",
+        "act_group_size",
+        "act_sym",
+        "static_attention_dtype",
+        "static_kv_dtype",
+        # the type that scales have in the file
+        "scale_dtype",
+        # how it was made
+        "amp",
+        "batch_size",
+        "dataset",
+        "enable_minmax_tuning",
+        "enable_norm_bias_tuning",
+        "enable_quanted_input",
+        "gradient_accumulate_steps",
+        "iters",
+        "low_gpu_mem_usage",
+        "lr",
+        "minmax_lr",
+        "nsamples",
+        "seqlen",
+    }
+)
+"""What AutoRound writes beside the fields of either method."""
+
+AWQ_KNOWN = AUTO_ROUND | frozenset(
     {
         "quant_method",
         "bits",
@@ -21,6 +60,8 @@ AWQ_KNOWN = frozenset(
         "pack_dtype",
         "desc_act",
         "dynamic",
+        # symmetric weights have stored zeros too
+        "sym",
         # what the tensors themselves show, see `config`
         "modules_to_not_convert",
         "lm_head",
@@ -33,11 +74,9 @@ AWQ_KNOWN = frozenset(
         # how it was made
         "meta",
         "model_seqlen",
-        "dataset",
-        "batch_size",
     }
 )
-GPTQ_KNOWN = frozenset(
+GPTQ_KNOWN = AUTO_ROUND | frozenset(
     {
         "quant_method",
         "bits",
@@ -54,7 +93,6 @@ GPTQ_KNOWN = frozenset(
         # what the tensors themselves show, see `config`
         "lm_head",
         "modules_in_block_to_quantize",
-        "block_name_to_quantize",
         "module_name_preceding_first_block",
         # how another program computes
         "backend",
@@ -74,9 +112,7 @@ GPTQ_KNOWN = frozenset(
         "damp_percent",
         "damp_auto_increment",
         "mse",
-        "dataset",
         "tokenizer",
-        "batch_size",
         "model_seqlen",
         "pad_token_id",
         "model_name_or_path",
@@ -96,8 +132,9 @@ def read_awq(read: Reader) -> tuple[WeightScheme, ...]:
         value = read.get(key)
         if value is not None and (not isinstance(value, str) or value.lower() != "gemm"):
             read.refuse(key, f"{shown(value)} is not supported; supported is gemm")
-    if read.get("zero_point") is not None and not read.flag("zero_point"):
-        read.refuse("zero_point", "false is not supported")
+    if read.get("zero_point") is not None and not read.flag("zero_point") and not is_set(read, "sym"):
+        # AutoRound writes false beside `sym` true, and stores zeros all the same.
+        read.refuse("zero_point", "false is not supported without sym")
     key = "q_group_size" if read.get("group_size") is None and read.get("q_group_size") is not None else "group_size"
     return (WeightScheme("awq", "int4", (1, group_size(read, key, 128)), ("scales",), has_zeros=True),)
 
@@ -121,7 +158,7 @@ def read_gptq(read: Reader) -> tuple[WeightScheme, ...]:
             ("scales",),
             has_zeros=True,
             zeros_minus_one="gptq_v2" not in written,
-            input_groups=read.flag("desc_act"),
+            input_groups=is_set(read, "desc_act"),
         ),
     )
 
@@ -130,6 +167,8 @@ def _refuse_other_packing(read: Reader, method: str) -> None:
     """Words of other types, and modules that differ from the rest but by being left out."""
     read.one_of([method], "method")
     read.one_of(["int32"], "pack_dtype")
+    read.one_of(["int"], "data_type")
+    read.one_of([f"auto_round:auto_{method}"], "packing_format")
     dynamic = read.get("dynamic")
     if dynamic and not (isinstance(dynamic, Mapping) and all(str(key).startswith("-:") for key in dynamic)):
         read.refuse("dynamic", f"{shown(dynamic)} is not supported, but for modules that are left out")

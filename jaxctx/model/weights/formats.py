@@ -1,7 +1,7 @@
 """The checkpoint formats: which tensors are there, and their data in bounded amounts.
 
-Hugging Face safetensors: one `model.safetensors`, or shards named by an index. Orbax: `config.json` and tokenizer files
-as Hugging Face lays them out, parameters as one flat tree of arrays by tensor name under `params/`.
+Hugging Face safetensors: one `model.safetensors`, else shards named by an index. Orbax: `config.json` and tokenizer
+files as Hugging Face lays them out, parameters as one flat tree of arrays by tensor name under `params/`.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate, groupby
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -38,8 +38,11 @@ ReadPart = Callable[[TensorPart], HostArray]
 class SafetensorsSource:
     """The headers of all shards, read and compared with the index; data on demand, one tensor at a time."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises CheckpointError naming the shard that is missing, cut short, or disagrees with the index."""
+    def __init__(self, directory: Path, unread: tuple[str, ...] = ()) -> None:
+        """Tensors whose names begin with one of `unread` are left out: nothing of them is looked at.
+
+        Raises CheckpointError naming the shard that is missing, cut short, or disagrees with the index.
+        """
         self._directory = directory
         promised = _index(directory)
         self.file = INDEX if promised else SINGLE  # to be named when a tensor is nowhere
@@ -50,6 +53,7 @@ class SafetensorsSource:
         for name, shard in promised.items():
             if name not in self.tensors or self.tensors[name].file != shard:
                 raise CheckpointError(f"{shard}: {name}: missing, though {INDEX} says it is in this file")
+        self.tensors = _without(self.tensors, unread)
 
     def read(self, parts: PartsByName) -> Iterator[tuple[str, HostArray]]:
         """The parameters, in the order that reads fastest, holding few of them at a time.
@@ -64,11 +68,15 @@ class SafetensorsSource:
         """What reads a part of a tensor; files that it opens stay open inside."""
         with ExitStack() as stack:
             shards: dict[str, Any] = {}
+            float8_shards: dict[str, Float8Reader] = {}
 
             def read_part(part: TensorPart) -> HostArray:
                 stored = self.tensors[part.tensor]
                 if stored.dtype == FLOAT8:
-                    return read_float8(self._directory / stored.file, part)
+                    if stored.file not in float8_shards:
+                        file = stack.enter_context((self._directory / stored.file).open("rb"))
+                        float8_shards[stored.file] = Float8Reader(file)
+                    return float8_shards[stored.file].read(part)
                 if stored.file not in shards:
                     shards[stored.file] = stack.enter_context(open_safetensors(self._directory, stored.file))
                 if part.rows is None:
@@ -110,21 +118,33 @@ def read_in_order(
         yield name, arrays[0] if len(arrays) == 1 else np.stack(arrays)
 
 
-def read_float8(path: Path, part: TensorPart) -> HostArray:
-    """Part of a tensor of float8_e4m3fn in a file that safetensors found whole: its numpy reader knows no such type."""
-    with path.open("rb") as file:
+class Float8Reader:
+    """Reads tensors of float8_e4m3fn in a file that safetensors found whole: its numpy reader knows no such type."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Reads the header, once for all tensors: with many experts it has several megabytes."""
+        self._file = file
         header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))[part.tensor]
+        self._header: Mapping[str, Any] = json.loads(file.read(header_bytes))
+        self._data_start = 8 + header_bytes
+
+    def read(self, part: TensorPart) -> HostArray:
+        """A tensor, or rows of it."""
+        header = self._header[part.tensor]
         start, end = header["data_offsets"]
-        file.seek(8 + header_bytes + start)
-        bits = np.fromfile(file, np.uint8, end - start)
-    whole: HostArray = bits.view(ml_dtypes.float8_e4m3fn).reshape(header["shape"])
-    return whole if part.rows is None else whole[slice(*part.rows)]
+        self._file.seek(self._data_start + start)
+        bits = np.fromfile(self._file, np.uint8, end - start)
+        whole: HostArray = bits.view(ml_dtypes.float8_e4m3fn).reshape(header["shape"])
+        return whole if part.rows is None else whole[slice(*part.rows)]
 
 
 def _index(directory: Path) -> Mapping[str, str]:
-    """Tensor name → shard; empty where a single file holds all."""
-    if not (directory / INDEX).exists():
+    """Tensor name → shard; empty where a single file holds all.
+
+    transformers takes the single file where both are there, and leaves the index of earlier shards beside it when it
+    saves such a file.
+    """
+    if (directory / SINGLE).is_file() or not (directory / INDEX).exists():
         return {}
     shards = read_json(directory / INDEX).get("weight_map")
     if not isinstance(shards, dict) or not shards:
@@ -140,8 +160,11 @@ class OrbaxSource:
 
     file = PARAMS
 
-    def __init__(self, directory: Path) -> None:
-        """Raises CheckpointError if Orbax finds no readable checkpoint of a flat tree under `params/`."""
+    def __init__(self, directory: Path, unread: tuple[str, ...] = ()) -> None:
+        """`unread` as of `SafetensorsSource`.
+
+        Raises CheckpointError if Orbax finds no readable checkpoint of a flat tree under `params/`.
+        """
         import orbax.checkpoint as ocp  # here, as it takes a fifth of a second, and few checkpoints are Orbax's
 
         self._path = (directory / PARAMS).absolute()
@@ -154,6 +177,7 @@ class OrbaxSource:
             }
         except Exception as error:  # Orbax and TensorStore raise what their formats raise
             raise CheckpointError(f"{PARAMS}: not a readable Orbax checkpoint: {_first_line(error)}") from error
+        self.tensors = _without(self.tensors, unread)
 
     def read(self, parts: PartsByName) -> Iterator[tuple[str, HostArray]]:
         """As of `SafetensorsSource`; each parameter is a whole tensor of its own name."""
@@ -183,12 +207,19 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
 
 
-def open_source(directory: Path) -> SafetensorsSource | OrbaxSource:
-    """The weights in `directory`, in whichever format. Raises CheckpointError if there are none that can be read."""
+def _without(tensors: Mapping[str, StoredTensor], unread: tuple[str, ...]) -> dict[str, StoredTensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(unread)}
+
+
+def open_source(directory: Path, unread: tuple[str, ...] = ()) -> SafetensorsSource | OrbaxSource:
+    """The weights in `directory`, in whichever format, without tensors whose names begin with one of `unread`.
+
+    Raises CheckpointError if there are none that can be read.
+    """
     if (directory / PARAMS).is_dir():
-        return OrbaxSource(directory)
+        return OrbaxSource(directory, unread)
     if (directory / INDEX).exists() or (directory / SINGLE).exists():
-        return SafetensorsSource(directory)
+        return SafetensorsSource(directory, unread)
     pickled = sorted(file.name for file in directory.iterdir() if file.suffix in _PICKLED)
     if pickled:
         raise CheckpointError(

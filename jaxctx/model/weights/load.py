@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,12 +94,12 @@ def load_model(
     """Load a safetensors or Orbax directory onto the default device, or split over `mesh`.
 
     `dtype`, of activations and of weights, is "float32" or "bfloat16"; None: as the embedding is stored, float16 as
-    bfloat16 for its range. `weights_dtype` is the type of the layers' matrices: "int8" or "float8_e4m3fn", made here
-    unless they are stored so; a floating type, which is then `dtype` too; None: as stored if that has 8 bits, else
-    `dtype`. `matmul_dtype`: what matrices of 8 bits are multiplied as, see `QuantizedWeight`; None: `dtype`.
-    `context_tokens`: of the longest context, see `ModelConfig.for_contexts_of`. `adapters`: places to make for
-    adapters, which are empty. `int4`: what the devices do with weights of 4 bits, which then stay so where they can;
-    None: all become wide.
+    bfloat16 for its range, and one that is quantised as `config.json` declares. `weights_dtype` is the type of the
+    layers' matrices: "int8" or "float8_e4m3fn", made here unless they are stored so; a floating type, which is then
+    `dtype` too; None: as stored if that has 8 bits, else `dtype`. `matmul_dtype`: what matrices of 8 bits are
+    multiplied as, see `QuantizedWeight`; None: `dtype`. `context_tokens`: of the longest context, see
+    `ModelConfig.for_contexts_of`. `adapters`: places to make for adapters, which are empty. `int4`: what the devices do
+    with weights of 4 bits, which then stay so where they can; None: all become wide.
     The host holds one tensor at a time (of Orbax, a few hundred megabytes).
     Raises CheckpointError, before anything is moved if the headers already tell, and for a parameter with a value that
     is no number: one NaN makes NaN of every logit.
@@ -107,7 +107,8 @@ def load_model(
     source, model = open_checked(
         Path(path), dtype, kv_dtype, weights_dtype, matmul_dtype, context_tokens, adapters=adapters, int4=int4
     )
-    _check_memory(source, model)
+    if jax.default_backend() == "cpu":
+        check_memory(source, model)
     if mesh is not None:
         check_divisible(model.config, mesh)
     arrays: dict[str, jax.Array] = {}
@@ -198,7 +199,8 @@ def _matrix_types(source: WeightSource, config: ModelConfig) -> MatrixTypes:
 def _is_narrow(source: WeightSource, tensor: str) -> bool:
     """Whether a matrix has 8 or 4 bits, or claims to."""
     stored = source.tensors.get(tensor)
-    return stored is None or stored.dtype in FEW_BITS or scale_beside(tensor) in source.tensors
+    is_stored_so = stored is not None and stored.dtype in FEW_BITS
+    return is_stored_so or scale_beside(tensor) in source.tensors
 
 
 def open_checked(
@@ -217,7 +219,7 @@ def open_checked(
     int4 = int4 if weights_dtype is None else None
     source = open_weights(directory, config, int4)
     _check_types(source)
-    computes = run_dtype(dtype, weights_dtype) or _stored_float(source)
+    computes = run_dtype(dtype, weights_dtype) or _stored_float(source, config)
     if int4 is not None and int4.computing_in(computes) != int4:  # as what the embedding is stored is known only now
         source = open_weights(directory, config, int4.computing_in(computes))
     stored_bits = _stored_few_bits(source)
@@ -240,10 +242,13 @@ def open_checked(
     family = FAMILIES[config.architecture]
     head = {part.tensor for part in family.parts_of(config, "lm_head.weight")}
     again = head if config.tied else set()  # some exporters write it again, and RoPE's frequencies
-    for name, found in source.tensors.items():
-        is_other = name.startswith(family.unread) or name.endswith("rotary_emb.inv_freq")
-        if name not in expected.keys() | again and not is_other and not _is_zero_bias(source, name):
-            raise CheckpointError(f"{found.file}: {name}: unexpected, {config.architecture} has no such tensor")
+    known = expected.keys() | again
+    others = [name for name in source.tensors if name not in known and not name.endswith("rotary_emb.inv_freq")]
+    zeros = _zero_biases(source, others)
+    for name in others:
+        if name not in zeros:
+            file = source.tensors[name].file
+            raise CheckpointError(f"{file}: {name}: unexpected, {config.architecture} has no such tensor")
     (embedding,) = family.parts_of(config, "model.embed_tokens.weight")
     for name in again & source.tensors.keys():
         _check_same(source, name, embedding.tensor)
@@ -256,12 +261,18 @@ def _refuse_other_quantization(directory: Path) -> None:
         raise CheckpointError(f"{MODELOPT}: weights that ModelOpt quantised are not supported")
 
 
-def _is_zero_bias(source: WeightSource, name: str) -> bool:
-    """Whether this is a bias of zeros beside a matrix of few bits: some programs that quantise write one for each."""
-    module = name.removesuffix(".bias")
-    if module == name or not isinstance(source, QuantizedSource) or f"{module}.weight" not in source.quantized:
-        return False
-    return not _rows(source, name, None).any()
+def _zero_biases(source: WeightSource, names: Collection[str]) -> frozenset[str]:
+    """Those that are biases of zeros beside a matrix of few bits: some programs that quantise write one for each.
+
+    All are read in one go, as the header of a file is read each time that it is opened.
+    """
+    if not isinstance(source, QuantizedSource):
+        return frozenset()
+    biases = [
+        name for name in names if name.endswith(".bias") and f"{name.removesuffix('.bias')}.weight" in source.quantized
+    ]
+    read = source.read({name: (TensorPart(name),) for name in biases})
+    return frozenset(name for name, data in read if not data.any())
 
 
 def _check_same(source: WeightSource, head: str, embedding: str) -> None:
@@ -309,9 +320,10 @@ def _check_stored(source: WeightSource, name: str, expected: ExpectedTensor, *, 
         shapes = f"shape {list(stored.shape)}, but {CONFIG} says {list(expected.shape)}"
         raise CheckpointError(f"{stored.file}: {name}: {shapes}")
     if quantized and stored.dtype != expected.spec.dtype:
-        raise CheckpointError(
-            f"{stored.file}: {name}: type {stored.dtype}, but other weights are {expected.spec.dtype}"
-        )
+        # All that is wide is found before, but for single experts: those of a layer are one parameter.
+        alike = "; the experts of a matrix must be stored alike" if len(expected.spec.shape) == 3 else ""
+        others = f"other weights are {expected.spec.dtype}{alike}"
+        raise CheckpointError(f"{stored.file}: {name}: type {stored.dtype}, but {others}")
     if not quantized and stored.dtype in FEW_BITS:
         raise CheckpointError(f"{stored.file}: {name}: type {stored.dtype}, which only layers' matrices may have")
 
@@ -346,11 +358,15 @@ def run_dtype(dtype: str | None, weights_dtype: str | None) -> str | None:
     return dtype
 
 
-def _stored_float(source: WeightSource) -> str:
+def _stored_float(source: WeightSource, config: ModelConfig) -> str:
     """The type to compute in where none is asked for."""
     embeddings = (name for name in source.tensors if name.endswith("model.embed_tokens.weight"))
     embedding = source.tensors.get(next(embeddings, ""))  # norms and head may be stored wider
-    return "float32" if embedding is not None and embedding.dtype == "float32" else "bfloat16"
+    if embedding is None:
+        return "bfloat16"
+    # One that was quantised is float32 only as it is shown: the file's declaration tells what it was before.
+    stored = embedding.dtype if embedding.packed_bits is None else config.dtype
+    return "float32" if stored == "float32" else "bfloat16"
 
 
 def read_cast(
@@ -418,13 +434,11 @@ def check_finite(data: HostArray, file: str, name: str) -> None:
             raise CheckpointError(f"{file}: {name}: holds values that are not finite in {data.dtype}; {value}")
 
 
-def _check_memory(source: WeightSource, model: DecoderModel) -> None:
-    """Raises CheckpointError if the parameters go to this machine's memory and do not fit into it.
+def check_memory(source: WeightSource, model: DecoderModel) -> None:
+    """Raises CheckpointError if the parameters, which go to this machine's memory, do not fit into it.
 
     The system would kill a process that takes more, after minutes and without a message.
     """
-    if jax.default_backend() != "cpu":
-        return
     sizes = {name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()} | {INT4: WORD_BYTES}
     needed = sum(math.prod(spec.shape) * sizes[spec.dtype] for spec in model.specs)
     available = physical_memory()

@@ -34,6 +34,7 @@ from jaxctx.model.quantization.matrix import (
 )
 from jaxctx.model.quantization.mxfp4 import find_experts, read_experts
 from jaxctx.model.quantization.scheme import Quantization
+from jaxctx.model.registry import FAMILIES
 from jaxctx.model.stored_tensor import NUMPY_DTYPES, StoredTensor
 from jaxctx.model.weights.formats import CONFIG, HostArray, OrbaxSource, SafetensorsSource, open_source, read_in_order
 from jaxctx.model.weights.int4 import Int4Device, Int4Rules, form_of, read_codes, read_int4_scales
@@ -45,10 +46,10 @@ WeightSource: TypeAlias = "SafetensorsSource | OrbaxSource | QuantizedSource"
 def open_weights(directory: Path, config: ModelConfig, int4: Int4Device | None = None) -> WeightSource:
     """The weights in `directory` of a model, in whichever format, as `config.json` says that they are stored.
 
-    `int4`: what the devices do with weights of 4 bits, which may stay so; None: all become wide. Raises
-    CheckpointError if there are none that can be read.
+    Tensors that the model's family does not read are left out. `int4`: what the devices do with weights of 4 bits,
+    which may stay so; None: all become wide. Raises CheckpointError if there are none that can be read.
     """
-    source = open_source(directory)
+    source = open_source(directory, FAMILIES[config.architecture].unread)
     quantization = read_quantization(Reader(read_json(directory / CONFIG), CONFIG))
     if quantization is None:
         return source

@@ -9,10 +9,10 @@ from typing import Any
 
 from jaxctx.errors import AlreadyExists
 from jaxctx.model.config_reader import read_json
-from jaxctx.model.quantization.config import FIELD
+from jaxctx.model.quantization.config import FIELD, OLDER_FIELD
 from jaxctx.model.text.load import TEMPLATE_DIRECTORY
 from jaxctx.model.weights.formats import CONFIG, PARAMS, HostArray
-from jaxctx.model.weights.load import Progress, open_checked, read_cast
+from jaxctx.model.weights.load import Progress, check_memory, open_checked, read_cast
 
 # What belongs to a model besides its weights. Only these names are copied, and templates; only plain files.
 COMPANIONS = (
@@ -39,14 +39,16 @@ def convert(
     """Write the checkpoint directory `src` as an Orbax one at `dst`, which appears whole or not at all.
 
     `dtype` and `weights_dtype` as for `load_model`, which gives both directories the same revision. Weights of 8 bits
-    are stored as `…weight` and `…weight_scale`. Holds the parameters in host memory.
-    Raises CheckpointError for a bad `src`, AlreadyExists if `dst` is there.
+    are stored as `…weight` and `…weight_scale`. Holds the parameters in host memory, whatever device there is.
+    Raises CheckpointError for a bad `src`, and if the parameters do not fit into that memory; AlreadyExists if `dst` is
+    there.
     """
     directory = Path(src)
     source, model = open_checked(directory, dtype, weights_dtype=weights_dtype)
     _refuse_existing(Path(dst))
+    check_memory(source, model)
     arrays = {spec.name: data for spec, data in read_cast(source, model, progress)}
-    left_out = ("torch_dtype", FIELD)  # of which the first is `dtype`, and the other is no longer so
+    left_out = ("torch_dtype", FIELD, OLDER_FIELD)  # of which the first is `dtype`, and the others are no longer so
     raw = {key: value for key, value in read_json(directory / CONFIG).items() if key not in left_out}
     templates = (f"{TEMPLATE_DIRECTORY}/{file.name}" for file in (directory / TEMPLATE_DIRECTORY).glob("*.jinja"))
     companions = {name: directory / name for name in (*COMPANIONS, *templates) if (directory / name).is_file()}

@@ -300,6 +300,18 @@ def test_mixtures_of_experts():
     assert from_hf(QWEN3_MOE | {"decoder_sparse_step": 5}).experts is None
 
 
+class NotSearched(list):
+    """A list that is not searched once for each layer, as it may be of any length."""
+
+    def __contains__(self, item):
+        raise AssertionError("the list was searched")
+
+
+def test_a_list_of_layers_may_be_long():
+    named = NotSearched([3, *[999] * 5])
+    assert from_hf(QWEN3_MOE | {"mlp_only_layers": named}).experts.dense_layers == (3,)
+
+
 def test_the_number_of_experts_has_two_names():
     renamed = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"} | {"num_local_experts": 64}
     assert from_hf(renamed).experts.count == 64

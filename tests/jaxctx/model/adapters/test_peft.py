@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import time
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxctx.model.adapters import read_adapter
+from jaxctx.model.adapters.peft import MOST_NAMES
 from jaxctx.model.config import AdapterSlots
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.functional import abstract
@@ -181,6 +183,50 @@ def test_names_of_modules_that_other_models_have_change_nothing(directory, model
     set_keys(directory, target_modules=[*names, "lm_head"])
     with pytest.raises(CheckpointError, match="target_modules: 'lm_head' has no tensors"):
         read_adapter(directory, model)
+
+
+def test_the_first_pattern_that_names_a_module_counts(tiny, model, tmp_path):
+    names = {"q_proj": 3, "self_attn.q_proj": 5, "layers.1.self_attn.q_proj": 7, f"^{Q_PROJ}": 9, "proj": 11}
+    b = f"{Q_PROJ}.weight"
+    write_adapter(tmp_path, tiny, seed=1)
+    plain = read_adapter(tmp_path, model).changes[b].b / 8  # alpha
+    for order in (list(names), list(names)[::-1]):
+        set_keys(tmp_path, alpha_pattern={name: names[name] for name in order})
+        first = next(names[name] for name in order if name not in ("layers.1.self_attn.q_proj", "proj"))
+        np.testing.assert_allclose(read_adapter(tmp_path, model).changes[b].b, plain * first, rtol=1e-6)
+
+
+@pytest.mark.parametrize("key", ["target_modules", "layers_to_transform", "rank_pattern", "alpha_pattern"])
+def test_lists_of_any_length_take_no_time(tiny, tmp_path, key):
+    """They may be long where they are written for many models; one beyond all bounds is refused."""
+    deep = dataclasses.replace(tiny, layers=32, adapters=AdapterSlots(1, 8))
+    model = abstract(deep, "float32")[0]
+    write_adapter(tmp_path, deep, seed=1)
+    names = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    others = [f"other{number}" for number in range(MOST_NAMES)]
+    for excess in (0, 1):
+        count = MOST_NAMES - len(names) + excess
+        lists = {
+            "target_modules": names + others[:count],
+            "layers_to_transform": [number % 32 for number in range(MOST_NAMES + excess)],
+            "rank_pattern": dict.fromkeys([*others, "another"][: MOST_NAMES + excess], 4),
+            "alpha_pattern": dict.fromkeys([*others, "another"][: MOST_NAMES + excess], 8),
+        }
+        set_keys(tmp_path, **{key: lists[key]})
+        begun = time.thread_time()
+        if excess:
+            with pytest.raises(CheckpointError, match=rf"{key}: has 65,537 entries, more than 65,536"):
+                read_adapter(tmp_path, model)
+        else:
+            read_adapter(tmp_path, model)
+        assert time.thread_time() - begun < 2
+
+
+def test_no_layers_are_all(directory, model):
+    """As in PEFT."""
+    expected = read_adapter(directory, model)
+    set_keys(directory, layers_to_transform=[])
+    assert read_adapter(directory, model).content_hash == expected.content_hash
 
 
 @pytest.mark.parametrize(

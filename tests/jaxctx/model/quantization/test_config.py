@@ -76,7 +76,8 @@ def test_an_unknown_field_that_says_something_is_refused(name, form):
         ({"version": "gemv"}, "version: 'gemv' is not supported; supported is gemm"),
         ({"version": "marlin"}, "version"),
         ({"version": 1}, "version"),
-        ({"zero_point": False}, "zero_point: false is not supported"),
+        ({"zero_point": False}, "zero_point: false is not supported without sym"),
+        ({"zero_point": False, "sym": "yes"}, "sym: must be true or false"),
         ({"checkpoint_format": "gemv"}, "checkpoint_format: 'gemv' is not supported"),
         ({"method": "gptq"}, "method: 'gptq' is not supported; supported are awq"),
         ({"pack_dtype": "int64"}, "pack_dtype"),
@@ -123,8 +124,9 @@ def test_what_their_newest_writers_add():
     added = {"pack_dtype": "int32", "desc_act": False, "lm_head": False, "meta": {"uri": "x"}}
     written = GPTQ_CONFIG | added | {"method": "gptq", "format": "gptq_v2", "checkpoint_format": "gptq_v2"}
     assert read(written) == read(GPTQ_CONFIG | {"checkpoint_format": "gptq_v2"})
-    written = AWQ_CONFIG | added | {"method": "awq", "format": "gemm", "checkpoint_format": "gemm"}
-    assert read(written) == read(AWQ_CONFIG)
+    for symmetric in (True, False):
+        names = {"method": "awq", "format": "gemm", "checkpoint_format": "gemm", "sym": symmetric}
+        assert read(AWQ_CONFIG | added | names) == read(AWQ_CONFIG)
     written = FP8_CONFIG | {
         "dequantize": False,
         "modules_to_convert": None,
@@ -132,6 +134,61 @@ def test_what_their_newest_writers_add():
         "expert_dtype": "fp8",
     }
     assert read(written) == read(FP8_CONFIG)
+
+
+AUTO_ROUND = {
+    "act_bits": 16,
+    "act_data_type": "int",
+    "act_dynamic": True,
+    "amp": True,
+    "autoround_version": "0.9.0",
+    "batch_size": 8,
+    "data_type": "int",
+    "dataset": "NeelNanda/pile-10k",
+    "enable_minmax_tuning": True,
+    "enable_norm_bias_tuning": False,
+    "enable_quanted_input": True,
+    "gradient_accumulate_steps": 1,
+    "iters": 200,
+    "low_gpu_mem_usage": True,
+    "lr": 0.005,
+    "minmax_lr": 0.005,
+    "nsamples": 128,
+    "provider": "auto-round",
+    "scale_dtype": "torch.float16",
+    "seqlen": 2048,
+    "to_quant_block_names": "model.layers",
+}
+
+
+def test_what_auto_round_writes():
+    gptq = {"packing_format": "auto_round:auto_gptq", "damp_percent": 0.01, "true_sequential": False, "sym": True}
+    assert read(GPTQ_CONFIG | AUTO_ROUND | gptq) == read(GPTQ_CONFIG)
+    for symmetric in (True, False):
+        awq = {"packing_format": "auto_round:auto_awq", "sym": symmetric, "zero_point": not symmetric}
+        assert read(AWQ_CONFIG | AUTO_ROUND | awq) == read(AWQ_CONFIG)
+
+
+@pytest.mark.parametrize("config", [AWQ_CONFIG, GPTQ_CONFIG], ids=["awq", "gptq"])
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"data_type": "mx_fp"}, "data_type: 'mx_fp' is not supported; supported are int"),
+        ({"packing_format": "auto_round:llm_compressor"}, "packing_format: .* is not supported"),
+        ({"super_bits": 6}, "super_bits: 6 is not understood"),
+        ({"regex_config": {".*": {"bits": 8}}}, "regex_config: .* is not understood"),
+        ({"hadamard_config": {"block_size": 32}}, "hadamard_config: .* is not understood"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_what_auto_round_may_do_besides_is_refused(config, change, field):
+    assert_refused(config | AUTO_ROUND | change, field)
+
+
+def test_flags_that_are_null_are_false():
+    assert read(GPTQ_CONFIG | {"desc_act": None}) == read(GPTQ_CONFIG)
+    assert read(AWQ_CONFIG | {"desc_act": None, "zero_point": None}) == read(AWQ_CONFIG)
+    assert read(group(dynamic=None, symmetric=None)) == read(group())
 
 
 def test_modules_that_gptq_leaves_out():
@@ -206,6 +263,15 @@ def test_compressed_tensors(config, field):
     assert_refused(config, field)
 
 
+def test_the_older_name_of_the_field():
+    older = Reader({"compression_config": group()}, "config.json")
+    assert read_quantization(older) == read(group())
+    both = Reader({"compression_config": {"quant_method": "other"}, "quantization_config": group()}, "config.json")
+    assert read_quantization(both) == read(group())
+    with pytest.raises(CheckpointError, match=r"^config\.json: compression_config\.format: 'marlin-24' is not"):
+        read_quantization(Reader({"compression_config": group() | {"format": "marlin-24"}}, "config.json"))
+
+
 def test_strategies_that_are_not_named():
     assert scheme(group(strategy=None)).block == (0, 0)
     assert scheme(group(strategy=None, group_size=-1)).block == (1, 0)
@@ -219,6 +285,18 @@ def test_groups_without_weights_and_groups_alike():
     first = config["config_groups"]["group_0"]
     groups = {"a": first, "b": first | {"weights": None}, "c": first}
     assert read(config | {"config_groups": groups}) == read(config)
+
+
+def test_groups_beyond_all_bounds_are_refused():
+    alike, config = group()["config_groups"]["group_0"], group()
+    many = {str(number): alike for number in range(4096)}
+    assert read(config | {"config_groups": many}) == read(config)
+    assert_refused(config | {"config_groups": many | {"x": alike}}, "config_groups: has 4,097 groups, more than 4,096")
+    sizes = [group(strategy="group", group_size=size)["config_groups"]["group_0"] for size in range(1, 66)]
+    groups = {str(number): each for number, each in enumerate(sizes)}
+    assert_refused(config | {"config_groups": groups}, "config_groups: has 65 ways to store weights, more than 64")
+    del groups["0"]
+    assert len(read(config | {"config_groups": groups}).schemes) == 64
 
 
 def test_a_format_for_each_group():

@@ -7,11 +7,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxctx.engine.runner.matmul_choice import check_matmul_dtype
 from jaxctx.model.config_reader import CheckpointError
 from jaxctx.model.families.family import TensorPart
 from jaxctx.model.functional import EIGHT_BITS
 from jaxctx.model.registry import FAMILIES
-from jaxctx.model.weights import convert, load_model, parts, stored_matrix_types
+from jaxctx.model.weights import convert, formats, load_model, parts, stored_matrix_types
 from tests.jaxctx.model.quantization.encode import F8, FORMATS, edit_quantized, write_quantized
 from tests.jaxctx.model.weights.edits import edit_json
 
@@ -70,6 +71,18 @@ def test_plan_and_conversion_see_the_same_model(tiny, tmp_path, name):
     assert stored_matrix_types(tmp_path / "src").dtype == form.kept  # of config.json alone
 
 
+@pytest.mark.parametrize("images", [False, True])
+def test_a_configuration_under_its_older_name(tiny, tmp_path, images):
+    form = FORMATS["W8A8"]
+    write_quantized(tmp_path / "src", WITH_IMAGES if images else tiny, form)
+    expected = load_model(tmp_path / "src")
+    assert expected.model.weights_dtype == "int8"
+    edit_json(tmp_path / "src/config.json", quantization_config=None, compression_config=dict(form.config))
+    assert load_model(tmp_path / "src").revision == expected.revision
+    convert(tmp_path / "src", tmp_path / "dst")
+    assert load_model(tmp_path / "dst").revision == expected.revision
+
+
 def test_what_becomes_wide_is_said(tiny, tmp_path):
     write_quantized(tmp_path, tiny, FORMATS["awq"])
     stored = "14 matrices of 4-bit integers with a scale for each 16 inputs"
@@ -119,20 +132,24 @@ def test_each_precision_is_another_revision(tiny, tmp_path):
     assert len(found) == 4
 
 
-def test_two_schemes_in_one_checkpoint(tiny, tmp_path):
-    """Float8 of attention stays, packed 4 bits of the feed-forward become wide."""
+def float8_beside_4_bits(ffn):
+    """The format of float8 for attention and packed 4 bits for matrices of so many outputs or inputs."""
     float8, four = FORMATS["FP8"], FORMATS["W4A16"]
     groups = {
         "a": float8.config["config_groups"]["group_0"] | {"format": "float-quantized", "targets": ["re:.*self_attn.*"]},
         "b": four.config["config_groups"]["group_0"] | {"format": "pack-quantized", "targets": ["re:.*mlp.*"]},
     }
-    both = dataclasses.replace(
+    return dataclasses.replace(
         four,
         config=four.config | {"format": "mixed-precision", "config_groups": groups},
-        make=lambda seed, shape: (four if 48 in shape else float8).make(seed, shape),
+        make=lambda seed, shape: (four if ffn in shape else float8).make(seed, shape),
         encode=lambda n: (four if n.values.dtype == np.int64 else float8).encode(n),
     )
-    found = write_quantized(tmp_path, tiny, both)
+
+
+def test_two_schemes_in_one_checkpoint(tiny, tmp_path):
+    """Float8 of attention stays, packed 4 bits of the feed-forward become wide."""
+    found = write_quantized(tmp_path, tiny, float8_beside_4_bits(48))
     loaded = load_model(tmp_path)
     held = arrays(loaded)
     assert loaded.model.weights_dtype == "float8_e4m3fn"
@@ -141,6 +158,25 @@ def test_two_schemes_in_one_checkpoint(tiny, tmp_path):
             np.testing.assert_array_equal(held[name], numbers.reference)
         else:
             np.testing.assert_array_equal(held[name], numbers.values.view(np.uint8))
+
+
+@pytest.mark.parametrize("symmetric_first", [True, False])
+def test_symmetric_groups_beside_groups_with_zeros(tiny, tmp_path, symmetric_first):
+    """Whatever their order: a scheme without zeros would take modules of the other, and then refuse their zeros."""
+    without, zeros = FORMATS["W4A16"], FORMATS["W4A16 with zeros"]
+    forms = [without, zeros] if symmetric_first else [zeros, without]
+    groups = {f"group_{place}": form.config["config_groups"]["group_0"] for place, form in enumerate(forms)}
+    both = dataclasses.replace(
+        without,
+        config=without.config | {"config_groups": groups},
+        make=lambda seed, shape: (zeros if 48 in shape else without).make(seed, shape),
+        encode=lambda n: (zeros if n.zeros.any() else without).encode(n),
+    )
+    found = write_quantized(tmp_path, tiny, both)
+    assert {bool(numbers.zeros.any()) for numbers in found.values()} == {True, False}
+    held = arrays(load_model(tmp_path, dtype="float32"))
+    for name, numbers in found.items():
+        np.testing.assert_array_equal(held[name], numbers.reference)
 
 
 def test_values_of_8_bits_are_loaded_as_nothing_else(tiny, tmp_path):
@@ -181,6 +217,22 @@ def test_zeros_that_some_programs_write_as_biases_are_passed_over(tiny, tmp_path
     edit_quantized(tmp_path, lambda tensors: tensors.update({f"{Q}.bias": bias}))
     with pytest.raises(CheckpointError, match=rf"{Q}\.bias: unexpected"):
         load_model(tmp_path)
+
+
+def test_such_biases_are_read_in_one_go(tiny, tmp_path, monkeypatch):
+    """The header of a file is read each time it is opened, and an expert may have one each."""
+    found = write_quantized(tmp_path, tiny, FORMATS["gptq"])
+    opened = []
+    open_safetensors = formats.open_safetensors
+    monkeypatch.setattr(formats, "open_safetensors", lambda *file: opened.append(file) or open_safetensors(*file))
+    load_model(tmp_path)
+    without = len(opened)
+    biases = {name.removesuffix("weight") + "bias": np.zeros(each.values.shape[0]) for name, each in found.items()}
+    zeros = {name: bias.astype(np.float16) for name, bias in biases.items()}
+    edit_quantized(tmp_path, lambda tensors: tensors.update(zeros))
+    opened.clear()
+    load_model(tmp_path)
+    assert len(opened) == without + 1 < len(biases)
 
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -241,6 +293,53 @@ def test_a_quantised_head_becomes_wide(tiny, tmp_path):
     held = arrays(load_model(tmp_path))
     np.testing.assert_array_equal(held["lm_head.weight"], numbers.reference)
     assert held[next(iter(found))].dtype == np.int8
+
+
+@pytest.mark.parametrize(("declared", "dtype"), [("bfloat16", "bfloat16"), ("float16", "bfloat16"), ("float32",) * 2])
+@pytest.mark.parametrize("name", ["W8A8", "awq"])
+def test_with_a_quantised_embedding_the_declared_type_counts(tiny, tmp_path, name, declared, dtype):
+    """It becomes wide, so that the type it has as shown says nothing."""
+    write_quantized(tmp_path, tiny, FORMATS[name])
+    embedding = FORMATS[name].encode(FORMATS[name].make(99, (96, 32)))
+    edit_quantized(tmp_path, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    encoded = {f"model.embed_tokens.{leaf}": array for leaf, array in embedding.items()}
+    edit_quantized(tmp_path, lambda tensors: tensors.update(encoded))
+    edit_json(tmp_path / "config.json", dtype=declared)
+    model = load_model(tmp_path).model
+    assert (model.dtype, model.kv.dtype) == (dtype, dtype)
+    assert load_model(tmp_path, dtype="float32").model.dtype == "float32"
+
+
+WITH_IMAGES = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 128,
+        "max_position_embeddings": 64,
+    },
+}
+
+
+def test_nothing_is_asked_of_quantised_tensors_for_images(tmp_path):
+    """Which are not read: of inputs that groups do not divide, without scales, or of a type that no weight has."""
+    write_quantized(tmp_path, WITH_IMAGES, FORMATS["W4A16"])
+    expected = load_model(tmp_path)
+    numbers = FORMATS["W4A16"].make(7, (8, 20))
+    encoded = FORMATS["W4A16"].encode(numbers)
+    image = {f"vision_tower.fc2.{leaf}": array for leaf, array in encoded.items()} | {
+        "vision_tower.fc1.weight": np.ones((4, 4), np.int8),
+        "vision_tower.embeddings.position_ids": np.arange(4, dtype=np.int64),
+        "multi_modal_projector.x_blocks": np.ones((2, 2), np.int32),
+    }
+    edit_quantized(tmp_path, lambda tensors: tensors.update(image))
+    loaded = load_model(tmp_path)
+    assert (loaded.revision, loaded.widened) == (expected.revision, expected.widened)
+    assert stored_matrix_types(tmp_path) == stored_matrix_types(tmp_path / "wide")
 
 
 def test_an_orbax_checkpoint_is_not_of_another_program(tiny, tmp_path):
@@ -319,3 +418,77 @@ def test_experts_whose_routers_are_left_out(tmp_path, dense_logits, name):
     expected = dense_logits(wide.model, wide.params, tokens)
     found = dense_logits(loaded.model, loaded.params, tokens)
     np.testing.assert_allclose(found, expected, atol=1e-4 * expected.std())
+
+
+def load_and_compare(directory, dense_logits):
+    """The checkpoint's model, which gives the logits of `…/wide`, and is the same once it is converted."""
+    loaded, wide = load_model(directory, dtype="float32"), load_model(directory / "wide")
+    tokens = np.random.default_rng(0).integers(0, 96, (1, 24))
+    expected = dense_logits(wide.model, wide.params, tokens)
+    found = dense_logits(loaded.model, loaded.params, tokens)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * expected.std())
+    convert(directory, directory / "converted", dtype="float32")
+    converted = load_model(directory / "converted")
+    assert (converted.revision, converted.model) == (loaded.revision, loaded.model)
+    return loaded
+
+
+GATES = tuple(f".experts.{number}.gate_proj" for number in range(EXPERTS["num_experts"]))
+
+
+@pytest.mark.parametrize(
+    ("left", "is_wide"),
+    [
+        (("experts",), {"q_proj": False, "gate_proj": True, "down_proj": True}),
+        (GATES, {"q_proj": False, "gate_proj": True, "down_proj": False}),
+        (("self_attn",), {"q_proj": True, "gate_proj": False, "down_proj": False}),
+    ],
+    ids=["experts", "a matrix of experts", "attention"],
+)
+@pytest.mark.parametrize("name", ["W8A8", "FP8"])
+def test_experts_or_attention_that_are_left_out_stay_wide(tmp_path, dense_logits, name, left, is_wide):
+    write_quantized(tmp_path, EXPERTS, FORMATS[name], leave_out=(*left, "mlp.gate."))
+    loaded = load_and_compare(tmp_path, dense_logits)
+    assert loaded.model.weights_dtype == FORMATS[name].kept
+    of_first_layer = {
+        spec.name.split(".")[-2]: spec.dtype == "float32"
+        for spec in loaded.model.specs
+        if "layers.0." in spec.name and spec.name.endswith("proj.weight")
+    }
+    assert {matrix: of_first_layer[matrix] for matrix in is_wide} == is_wide
+
+
+def test_the_type_that_experts_alone_are_multiplied_as_is_the_models(tmp_path):
+    """As where other matrices have 8 bits too: it can be asked for, and another one is another model."""
+    write_quantized(tmp_path, EXPERTS, FORMATS["W8A8"], leave_out=("self_attn", "layers.1.mlp", "mlp.gate."))
+    wide, rounding = (load_model(tmp_path, dtype="bfloat16", matmul_dtype=each) for each in ("bfloat16", "int8"))
+    check_matmul_dtype(wide.model, "int8", "cpu")
+    for loaded, matmul_dtype in ((wide, "bfloat16"), (rounding, "int8")):
+        assert (loaded.model.weights_dtype, loaded.model.matmul_dtype) == ("int8", matmul_dtype)
+    assert wide.model != rounding.model
+    assert wide.revision != rounding.revision
+
+
+def test_experts_that_become_wide_beside_attention_in_float8(tmp_path, dense_logits):
+    wide = {**EXPERTS, "mlp_only_layers": [], "moe_intermediate_size": 48}
+    write_quantized(tmp_path, wide, float8_beside_4_bits(48), leave_out=("mlp.gate.",))
+    loaded = load_and_compare(tmp_path, dense_logits)
+    assert loaded.model.weights_dtype == "float8_e4m3fn"
+    assert "18 matrices of 4-bit integers" in loaded.widened
+
+
+@pytest.mark.parametrize(("left", "named"), [((".experts.1.",), 1), ((".experts.0.", ".experts.2."), 0)])
+def test_the_experts_of_a_matrix_are_stored_alike(tmp_path, left, named):
+    write_quantized(tmp_path, EXPERTS, FORMATS["W8A8"], leave_out=(*left, "mlp.gate."))
+    tensor = rf"model\.layers\.0\.mlp\.experts\.{named}\.down_proj\.weight"
+    why = "type float32, but other weights are int8; the experts of a matrix must be stored alike"
+    with pytest.raises(CheckpointError, match=rf"^model\.safetensors: {tensor}: {why}$"):
+        load_model(tmp_path)
+
+
+def test_an_expert_that_is_missing_is_named(tmp_path):
+    write_quantized(tmp_path, EXPERTS, FORMATS["W8A8"], leave_out=("experts", "mlp.gate."))
+    tensor = "model.layers.0.mlp.experts.1.up_proj.weight"
+    edit_quantized(tmp_path, lambda tensors: tensors.pop(tensor))
+    with pytest.raises(CheckpointError, match=rf"^model\.safetensors: {tensor}: missing, shape"):
+        load_model(tmp_path)

@@ -163,6 +163,29 @@ def test_weights_that_no_scheme_is_for_are_refused():
         find(tensors, config | {"config_groups": {"group_0": group}})
 
 
+class NotSearched(dict):
+    """Tensors that are asked for by their names alone, as the tensors of thousands of experts have to be."""
+
+    def __iter__(self):
+        raise AssertionError("all tensors were searched")
+
+    keys = values = items = __iter__
+
+
+def test_a_matrix_is_found_by_names_whatever_the_order_of_schemes():
+    tensors, config = stored("W4A16")
+    quantization = read_quantization(Reader({"quantization_config": config}, "config.json"))
+    (right,) = quantization.schemes
+    (other,) = read_quantization(Reader({"quantization_config": FORMATS["FP8"].config}, "config.json")).schemes
+    found = NotSearched(headers(tensors))
+    for schemes in ((other, right), (right, other)):
+        both = dataclasses.replace(quantization, schemes=schemes)
+        assert find_matrix("m", found, both, tensors.__getitem__).scheme == right
+    for schemes, message in (((other,), r"m\.weight: missing"), ((), "m: quantised, but")):
+        with pytest.raises(CheckpointError, match=rf"^file: {message}"):
+            find_matrix("m", found, dataclasses.replace(quantization, schemes=schemes), tensors.__getitem__)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_scales_that_are_not_finite_are_refused(name, value):

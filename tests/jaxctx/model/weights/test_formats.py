@@ -9,9 +9,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxctx.model.families.family import TensorPart
-from jaxctx.model.weights import CheckpointError, formats
+from jaxctx.model.weights import CheckpointError, formats, load_model
 from jaxctx.model.weights.formats import OrbaxSource, SafetensorsSource, StoredTensor, open_source
 from scripts.checkpoints import write_random
+from tests.jaxctx.model.quantization.encode import F8, save_tensors
 from tests.jaxctx.model.weights.edits import Q_PROJ, assert_refused, edit_header, edit_json
 
 
@@ -75,6 +76,23 @@ def test_parts_of_tensors_are_cut_out_and_stacked(sharded):
     np.testing.assert_array_equal(read["rows of both"], np.stack([stored[first][:2], stored[last][30:]]))
 
 
+def test_float8_is_read_with_one_look_at_the_header_of_a_file(tmp_path, monkeypatch):
+    """The header of a model with many experts takes long to parse."""
+    random = np.random.default_rng(0)
+    tensors = {f"t{number}": random.normal(size=(3, 5)).astype(F8) for number in range(4)}
+    save_tensors(tmp_path / "model.safetensors", tensors | {"wide": np.ones(7, np.float32)})
+    source, parsed, loads = SafetensorsSource(tmp_path), [], json.loads
+    monkeypatch.setattr(formats.json, "loads", lambda text: parsed.append(len(text)) or loads(text))
+    parts = whole(["t3", "wide", "t0", "t2"]) | {"rows": (TensorPart("t1", (1, 3)),)}
+    read = dict(source.read(parts))
+    assert len(parsed) == 1
+    for name in ("t0", "t2", "t3"):
+        np.testing.assert_array_equal(read[name], tensors[name])
+    np.testing.assert_array_equal(read["rows"], tensors["t1"][1:])
+    assert read["rows"].dtype == F8
+    np.testing.assert_array_equal(read["wide"], np.ones(7))
+
+
 def test_a_file_that_is_cut_short_after_it_was_opened_is_refused(checkpoint):
     source = SafetensorsSource(checkpoint)
     (checkpoint / "model.safetensors").write_bytes(b"")
@@ -117,9 +135,16 @@ def test_of_several_formats_orbax_goes_first_and_pickles_last(checkpoint, orbax)
     assert isinstance(open_source(checkpoint), OrbaxSource)
 
 
-def test_an_index_goes_before_a_single_file(checkpoint, sharded):
+def test_a_single_file_goes_before_an_index(checkpoint, sharded):
+    """As in transformers, whose `save_pretrained` removes earlier shards, and leaves their index."""
     shutil.copy(checkpoint / "model.safetensors", sharded / "model.safetensors")
-    assert open_source(sharded).file == "model.safetensors.index.json"
+    source = open_source(sharded)
+    assert source.file == "model.safetensors"
+    assert {tensor.file for tensor in source.tensors.values()} == {"model.safetensors"}
+    for shard in sharded.glob("model-*"):
+        shard.unlink()
+    assert open_source(sharded).tensors == source.tensors
+    assert load_model(sharded).revision == load_model(checkpoint).revision
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt", ".pkl"])

@@ -304,6 +304,7 @@ def test_parameters_larger_than_memory_are_refused(checkpoint, monkeypatch):
 
 def test_pipes_and_huge_files_are_refused_unread(checkpoint):
     """A pipe would be waited for, and a file of any size read."""
+    (checkpoint / "model.safetensors").rename(checkpoint / "model-00001-of-00001.safetensors")  # which goes by an index
     for name in ("config.json", "model.safetensors.index.json"):
         kept = (checkpoint / name).read_bytes() if (checkpoint / name).exists() else None
         (checkpoint / name).unlink(missing_ok=True)
@@ -495,7 +496,11 @@ def test_tensors_for_images_are_not_read(tmp_path, dense_logits):
     alone = tmp_path / "text"
     write_random(alone, {"architectures": ["Gemma3ForCausalLM"], **text}, seed=1)
     save_file({name.removeprefix("language_model."): each for name, each in tensors.items()}, alone / file.name)
-    image = {"vision_tower.x.weight": np.ones((3, 3), np.float32), "multi_modal_projector.y": np.ones(3, np.float32)}
+    image = {
+        "vision_tower.x.weight": np.ones((3, 3), np.float32),
+        "vision_tower.position_ids": np.arange(3),  # of a type that no weight has
+        "multi_modal_projector.y": np.ones(3, np.float32),
+    }
     save_file(tensors | image, file)
 
     loaded, expected = load_model(tmp_path / "images"), load_model(alone)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxctx.errors import AlreadyExists
-from jaxctx.model.weights import CheckpointError, convert, load_model, write_orbax
+from jaxctx.model.weights import CheckpointError, convert, load, load_model, write_orbax
 from jaxctx.model.weights.formats import OrbaxSource
 from scripts.checkpoints import init_random, save
 from tests.jaxctx.model.weights.edits import edit_json
@@ -54,6 +54,18 @@ def test_convert_never_overwrites_and_leaves_nothing_half_done(checkpoint, tmp_p
     with pytest.raises(CheckpointError):
         convert(checkpoint, tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "there"]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_parameters_larger_than_memory_are_not_converted(checkpoint, tmp_path, monkeypatch, backend):
+    """They are in the host's memory here, also where the parameters of a model would be on a device."""
+    monkeypatch.setattr(load.jax, "default_backend", lambda: backend)
+    needed = sum(array.nbytes for array in load_model(checkpoint).params)
+    monkeypatch.setattr(load, "physical_memory", lambda: needed - 1)
+    with pytest.raises(CheckpointError, match=r"^model\.safetensors: the parameters take .* GiB as float32"):
+        convert(checkpoint, tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    convert(checkpoint, tmp_path / "new", dtype="bfloat16")
 
 
 ARRAYS = {"model.norm.weight": np.ones(3, np.float32)}
