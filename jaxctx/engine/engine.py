@@ -325,6 +325,7 @@ class LocalEngine(Engine):
                 generation.prepared = await self.grammars.prepare(caller.tenant, grammar, request, resumed)
             await self._start(caller, generation)
             async for piece in generation.stream.pieces():
+                generation.note_read(piece)
                 yield piece
         except BaseException:
             self.loop.post_if_running(generation.abandon)
@@ -459,6 +460,7 @@ class _Generation:
         self.prepared: Sequence[PreparedMatcher] = ()  # one for each output, if not all tokens may come
         self._resumed: OutputText | None = None
         self._forks: Sequence[Context] = ()
+        self._ended_forks: set[str] = set()  # ids of those whose last piece the reader has
         self._running: list[Request] = []
 
     @property
@@ -499,11 +501,16 @@ class _Generation:
             return error
         return None
 
+    def note_read(self, piece: types.GeneratePiece) -> None:
+        """Before the reader gets a piece: a fork whose last piece it has is the reader's from then on."""
+        if piece.finish is not None:
+            self._ended_forks.add(piece.context_id)
+
     def abandon(self) -> None:
-        """On the step thread: the reader left or one output failed. Nobody may know the ids of the forks."""
+        """On the step thread: the reader left or an output failed. Close the forks but those that are the reader's."""
         for request in self._running:
             self._core.end(request)
-        self._contexts.discard(self._forks)
+        self._contexts.discard([fork for fork in self._forks if fork.id not in self._ended_forks])
 
 
 def _make_answers(answers: Sequence[ForwardAnswer]) -> list[types.ForwardOutputResult]:
