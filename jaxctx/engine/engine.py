@@ -373,7 +373,7 @@ class LocalEngine(Engine):
 
     async def drain(self) -> None:
         await self.loop.call(self.core.begin_draining)
-        while await self.loop.call(self.core.has_requests) or self.snapshot_service.is_saving:
+        while await self.loop.call(self.core.has_work) or self.snapshot_service.is_saving:
             await asyncio.sleep(DRAIN_LOOK_S)
 
     async def failure(self) -> str:

@@ -263,6 +263,10 @@ class EngineCore:
         """Whether any request has not ended."""
         return len(self.scheduler.requests()) > 0
 
+    def has_work(self) -> bool:
+        """Whether any request has not ended, or an accepted call is still to make some."""
+        return self.has_requests() or len(self.lifecycle.held) > 0
+
     # How requests end.
 
     def end(self, request: Request) -> None:

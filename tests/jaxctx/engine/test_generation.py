@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -294,6 +295,32 @@ class TestForksWithoutPages:
         await running.aclose()  # type: ignore[attr-defined]
         with pytest.raises(NotFound):
             await waiting
+
+    async def test_a_drain_waits_for_them(
+        self, engine: LocalEngine, running: AsyncIterator[GeneratePiece], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        request = await self.of_three(engine)
+        # Their turn to ask again never comes before this test gives it: all the time only the call itself waits.
+        asked, ask_again = asyncio.Event(), asyncio.Event()
+        ask = engine._page_waits.ask
+
+        async def ask_when_told(tenant: str, question: Any, give_up_at: float) -> object:
+            asked.set()
+            await ask_again.wait()
+            return await ask(tenant, question, give_up_at)
+
+        monkeypatch.setattr(engine._page_waits, "ask", ask_when_told)
+        waiting = asyncio.create_task(collect(engine, request))
+        await asked.wait()
+        await running.aclose()  # type: ignore[attr-defined]
+        draining = asyncio.create_task(engine.drain())
+        for _ in range(20):  # as often as a drain that does not wait would take to see that no request runs
+            await engine.stats()
+            await asyncio.sleep(0)
+        assert not draining.done()
+        ask_again.set()
+        await draining
+        assert len({piece.index for piece in await waiting if piece.finish}) == 3
 
     async def test_who_leaves_meanwhile_leaves_nothing(
         self, engine: LocalEngine, running: AsyncIterator[GeneratePiece]
