@@ -12,11 +12,10 @@ import grpc
 from jaxctx import convert
 from jaxctx.client import requests
 from jaxctx.client._sync.channel import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Channel, Closeable
-from jaxctx.client._sync.context import Context
+from jaxctx.client._sync.context import Context, close_all
 from jaxctx.client._sync.session import Session
 from jaxctx.client.options import ChatOptions
 from jaxctx.client.tls import Tls
-from jaxctx.errors import JaxctxError
 from jaxctx.types import (
     AdapterInfo,
     ContextEvent,
@@ -111,7 +110,8 @@ class Client(Closeable):
             ttl_s: Seconds to live; `math.inf`, or None: for ever.
             sliding: Every use starts the time to live again; needs `ttl_s`.
             pin_s: Seconds to stay pinned; above 0, up to 10 years; needs `pinned`. None: until unpinned.
-            timeout_s: Deadline of each of the two calls, in seconds. None: the client's.
+            timeout_s: Deadline of each of the two calls, in seconds. None: the client's. After a fill that failed, the
+                new context is closed, for which the error waits 5 seconds at most.
         """
         request = requests.build_request(
             context_service_pb2.CreateContextRequest,
@@ -143,8 +143,7 @@ class Client(Closeable):
         except GeneratorExit:  # the caller is gone: there is no one to close it for
             raise
         except BaseException:
-            with contextlib.suppress(JaxctxError):
-                context.close()
+            close_all([context])
             raise
         return context
 
