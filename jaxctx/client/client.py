@@ -43,9 +43,9 @@ class Client(AsyncCloseable):
 
     `target` is "host:port" or "unix:/path". `tls` switches TLS on, with files; `credentials` does so too, with any
     credentials of gRPC. A file that is wrong raises InvalidArgument. `timeout_s` is the deadline of calls that give
-    none of their own (None: none); of `generate` it covers the whole stream. Calls that can be repeated safely are, a
-    few times, while the server is unavailable. Leaving the `async with` block closes the connection; contexts stay on
-    the server. To be made where an event loop runs.
+    none of their own (None: none); of `generate` it covers the whole stream. A deadline of `math.inf` is none. Calls
+    that can be repeated safely are, a few times, while the server is unavailable. Leaving the `async with` block closes
+    the connection; contexts stay on the server. To be made where an event loop runs.
     """
 
     def __init__(
@@ -628,7 +628,7 @@ class Client(AsyncCloseable):
         return [convert.adapter_from_proto(adapter) for adapter in response.adapters]
 
     async def close(self) -> None:
-        """Close the connection; calls under way end with Cancelled."""
+        """Close the connection. Calls under way end with Cancelled, later ones raise FailedPrecondition."""
         await self._channel.close()
 
     def _context(self, info: ContextInfo) -> Context:
