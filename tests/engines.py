@@ -208,6 +208,7 @@ def make_engine(echo_served: ServedModel, devices: dict[object, ModelRunner], cl
         check(core.cache)
         assert core.scheduler.pages_reserved == 0
         assert not core.has_requests()
+        assert not core.lifecycle.held
         if core.draft_model is not None:
             drafted = core.draft_model.sequences
             drafted.end_unused()

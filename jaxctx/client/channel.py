@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from jaxctx.client.calls import CALL_CANCELLED, Deadline, raise_if_closed
+from jaxctx.client.calls import CALL_CANCELLED, Deadline, grpc_timeout_s, raise_if_closed
 from jaxctx.client.tls import Tls, channel_credentials
-from jaxctx.errors import InvalidArgument, JaxctxError
+from jaxctx.errors import FailedPrecondition, InvalidArgument, JaxctxError
 from jaxctx.rpc import CHANNEL_OPTIONS, METHODS, from_rpc_error
 from jaxctx.v1.admin_service_pb2_grpc import AdminServiceStub
 from jaxctx.v1.context_service_pb2_grpc import ContextServiceStub
@@ -63,17 +63,18 @@ class Channel:
     ) -> None:
         """`tls` or `credentials` switch TLS on. White space around the key (a file's last line feed) is not part of it.
 
-        `timeout_s` is the deadline of calls that have none of their own; None: none.
+        `timeout_s` is the deadline of calls that have none of their own; None, or infinity: none.
 
-        Raises InvalidArgument for a key that no header can carry (an empty one is a setting that was forgotten), and
-        for files of `tls` that are wrong.
+        Raises InvalidArgument for a key that no header can carry (an empty one is a setting that was forgotten), for a
+        timeout that is no number, and for files of `tls` that are wrong.
         """
         credentials = channel_credentials(tls, credentials)
         key = None if api_key is None else api_key.strip()
         if key is not None and not (key and key.isascii() and key.isprintable()):
             raise InvalidArgument.field("api_key", "must be printable ASCII text, not empty; None for no key")
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
-        self._timeout_s = timeout_s
+        self._timeout_s = grpc_timeout_s(timeout_s)
+        self._closed = False
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         else:
@@ -92,9 +93,20 @@ class Channel:
         """Start a call of a stub's method, with the client's key.
 
         Its deadline is `timeout_s`, else the client's; a call that is `endless` has none unless it is given here.
+        Infinity is no deadline either. Raises FailedPrecondition once the client is closed, InvalidArgument for a
+        timeout that is no number.
         """
+        self._raise_if_closed()
         deadline_s = self._timeout_s if timeout_s is None and not endless else timeout_s
-        return method(request, timeout=deadline_s, metadata=self._metadata)
+        try:
+            return method(request, timeout=grpc_timeout_s(deadline_s), metadata=self._metadata)
+        except ValueError:  # gRPC's own, if another thread has closed the client just now
+            self._raise_if_closed()
+            raise
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise FailedPrecondition("the client was closed")
 
     async def call(
         self,
@@ -154,7 +166,8 @@ class Channel:
             next_request.page_token = response.next_page_token
 
     async def close(self) -> None:
-        """Close the connection; calls under way end with Cancelled."""
+        """Close the connection. Calls under way end with Cancelled, later ones raise FailedPrecondition."""
+        self._closed = True
         await self._channel.close()
 
 

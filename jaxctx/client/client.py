@@ -11,11 +11,10 @@ import grpc
 from jaxctx import convert
 from jaxctx.client import requests
 from jaxctx.client.channel import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, AsyncCloseable, Channel
-from jaxctx.client.context import Context
+from jaxctx.client.context import Context, close_all
 from jaxctx.client.options import ChatOptions
 from jaxctx.client.session import Session
 from jaxctx.client.tls import Tls
-from jaxctx.errors import JaxctxError
 from jaxctx.types import (
     AdapterInfo,
     ContextEvent,
@@ -44,9 +43,9 @@ class Client(AsyncCloseable):
 
     `target` is "host:port" or "unix:/path". `tls` switches TLS on, with files; `credentials` does so too, with any
     credentials of gRPC. A file that is wrong raises InvalidArgument. `timeout_s` is the deadline of calls that give
-    none of their own (None: none); of `generate` it covers the whole stream. Calls that can be repeated safely are, a
-    few times, while the server is unavailable. Leaving the `async with` block closes the connection; contexts stay on
-    the server. To be made where an event loop runs.
+    none of their own (None: none); of `generate` it covers the whole stream. A deadline of `math.inf` is none. Calls
+    that can be repeated safely are, a few times, while the server is unavailable. Leaving the `async with` block closes
+    the connection; contexts stay on the server. To be made where an event loop runs.
     """
 
     def __init__(
@@ -110,7 +109,8 @@ class Client(AsyncCloseable):
             ttl_s: Seconds to live; `math.inf`, or None: for ever.
             sliding: Every use starts the time to live again; needs `ttl_s`.
             pin_s: Seconds to stay pinned; above 0, up to 10 years; needs `pinned`. None: until unpinned.
-            timeout_s: Deadline of each of the two calls, in seconds. None: the client's.
+            timeout_s: Deadline of each of the two calls, in seconds. None: the client's. After a fill that failed, the
+                new context is closed, for which the error waits 5 seconds at most.
         """
         request = requests.build_request(
             context_service_pb2.CreateContextRequest,
@@ -142,8 +142,7 @@ class Client(AsyncCloseable):
         except GeneratorExit:  # the caller is gone: there is no one to close it for
             raise
         except BaseException:
-            with contextlib.suppress(JaxctxError):
-                await context.close()
+            await close_all([context])
             raise
         return context
 
@@ -629,7 +628,7 @@ class Client(AsyncCloseable):
         return [convert.adapter_from_proto(adapter) for adapter in response.adapters]
 
     async def close(self) -> None:
-        """Close the connection; calls under way end with Cancelled."""
+        """Close the connection. Calls under way end with Cancelled, later ones raise FailedPrecondition."""
         await self._channel.close()
 
     def _context(self, info: ContextInfo) -> Context:

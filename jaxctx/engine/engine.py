@@ -21,7 +21,7 @@ from jaxctx.engine.contexts.watch import Watch
 from jaxctx.engine.core.engine_core import EngineCore
 from jaxctx.engine.core.forward_pass import ForwardAnswer
 from jaxctx.engine.core.output import OutputText
-from jaxctx.engine.core.output_stream import OutputStream
+from jaxctx.engine.core.output_stream import OutputStream, ResultFuture
 from jaxctx.engine.core.request import Request
 from jaxctx.engine.core.step_loop import StepLoop
 from jaxctx.engine.grammar.compiler import GrammarCompiler, PreparedMatcher
@@ -317,7 +317,7 @@ class LocalEngine(Engine):
             grammar = await self.grammars.compile(caller.tenant, request.output_format)
         try:
             if request.n > 1:
-                await self.fill(caller, request.context_id)
+                await self.loop.submit_request(generation.hold_and_flush)
             if request.resume_tokens > 0:
                 await generation.read_resumed_output()
             if grammar is not None or has_token_rules(request):
@@ -325,6 +325,7 @@ class LocalEngine(Engine):
                 generation.prepared = await self.grammars.prepare(caller.tenant, grammar, request, resumed)
             await self._start(caller, generation)
             async for piece in generation.stream.pieces():
+                generation.note_read(piece)
                 yield piece
         except BaseException:
             self.loop.post_if_running(generation.abandon)
@@ -372,7 +373,7 @@ class LocalEngine(Engine):
 
     async def drain(self) -> None:
         await self.loop.call(self.core.begin_draining)
-        while await self.loop.call(self.core.has_requests) or self.snapshot_service.is_saving:
+        while await self.loop.call(self.core.has_work) or self.snapshot_service.is_saving:
             await asyncio.sleep(DRAIN_LOOK_S)
 
     async def failure(self) -> str:
@@ -458,7 +459,9 @@ class _Generation:
         self._request = request
         self.prepared: Sequence[PreparedMatcher] = ()  # one for each output, if not all tokens may come
         self._resumed: OutputText | None = None
+        self._held: Context | None = None  # the context, until its forks are made
         self._forks: Sequence[Context] = ()
+        self._ended_forks: set[str] = set()  # ids of those whose last piece the reader has
         self._running: list[Request] = []
 
     @property
@@ -476,13 +479,18 @@ class _Generation:
         before, tokens = await self._loop.call(self._core.output_so_far, self._caller, self._request)
         self._resumed = await asyncio.to_thread(OutputText, self._request, self._core.text, before, tokens)
 
+    def hold_and_flush(self, reply: ResultFuture) -> Request | None:
+        """On the step thread: flush the context to be forked, to which nobody else may write until it is forked."""
+        self._held = self._core.hold(self._caller, self._request.context_id)
+        return self._core.flush_held(self._caller, self._held, reply)
+
     def start(self) -> None:
         """On the step thread, as one command: nothing can come between the forks and their requests."""
         context_ids: Sequence[str] = [self._request.context_id]
         if self._request.n == 1:
             self._core.raise_if_draining()
-        else:  # a drain was checked when the context was filled
-            self._forks = self._contexts.fork(self._caller, self._request.context_id, n=self._request.n)
+        else:  # a drain was checked when the context was held
+            self._forks = self._fork_held()
             context_ids = [fork.id for fork in self._forks]
         for index, context_id in enumerate(context_ids):
             prepared = self.prepared[index] if self.prepared else None
@@ -490,6 +498,19 @@ class _Generation:
                 self._caller, self._request, context_id, index, self.stream, self._resumed, prepared
             )
             self._running.append(request)
+
+    def _fork_held(self) -> Sequence[Context]:
+        """The forks, after which others may write to the context again. Raises NotFound if it was closed meanwhile."""
+        assert self._held is not None
+        self._held.raise_if_closed()  # another context may have its id by now
+        forks = self._contexts.fork(self._caller, self._held.id, n=self._request.n)
+        self._release()
+        return forks
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._core.lifecycle.release(self._held)
+            self._held = None
 
     def start_if_possible(self) -> ResourceExhausted | None:
         """The same, but returns the error where something is short."""
@@ -499,11 +520,17 @@ class _Generation:
             return error
         return None
 
+    def note_read(self, piece: types.GeneratePiece) -> None:
+        """Before the reader gets a piece: a fork whose last piece it has is the reader's from then on."""
+        if piece.finish is not None:
+            self._ended_forks.add(piece.context_id)
+
     def abandon(self) -> None:
-        """On the step thread: the reader left or one output failed. Nobody may know the ids of the forks."""
+        """On the step thread: the reader left or an output failed. Close the forks but those that are the reader's."""
+        self._release()
         for request in self._running:
             self._core.end(request)
-        self._contexts.discard(self._forks)
+        self._contexts.discard([fork for fork in self._forks if fork.id not in self._ended_forks])
 
 
 def _make_answers(answers: Sequence[ForwardAnswer]) -> list[types.ForwardOutputResult]:

@@ -325,6 +325,7 @@ global___FlushResponse = FlushResponse
 class GenerateRequest(google.protobuf.message.Message):
     """Asks to continue a context. What is generated becomes part of it; the last sampled token stays buffered until the next
     operation computes it. With n > 1 the context is flushed and forked n times; each fork is continued, the context is not.
+    If such a call is cancelled or fails, forks are closed but for those whose last response was sent.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -215,6 +215,8 @@ class FakeEngine:
             created_at=utc_datetime(1_700_000_000.25),
             used_at=utc_datetime(1_700_000_001.5),
             labels=request.labels,
+            adapter=request.adapter,
+            adapter_revision=self.adapter_revisions.get(request.adapter, ""),
         )
         self.contexts[caller.tenant, context_id] = FakeContext(info)
         return info

@@ -12,11 +12,10 @@ import grpc
 from jaxctx import convert
 from jaxctx.client import requests
 from jaxctx.client._sync.channel import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Channel, Closeable
-from jaxctx.client._sync.context import Context
+from jaxctx.client._sync.context import Context, close_all
 from jaxctx.client._sync.session import Session
 from jaxctx.client.options import ChatOptions
 from jaxctx.client.tls import Tls
-from jaxctx.errors import JaxctxError
 from jaxctx.types import (
     AdapterInfo,
     ContextEvent,
@@ -45,9 +44,9 @@ class Client(Closeable):
 
     `target` is "host:port" or "unix:/path". `tls` switches TLS on, with files; `credentials` does so too, with any
     credentials of gRPC. A file that is wrong raises InvalidArgument. `timeout_s` is the deadline of calls that give
-    none of their own (None: none); of `generate` it covers the whole stream. Calls that can be repeated safely are, a
-    few times, while the server is unavailable. Leaving the `with` block closes the connection; contexts stay on
-    the server.
+    none of their own (None: none); of `generate` it covers the whole stream. A deadline of `math.inf` is none. Calls
+    that can be repeated safely are, a few times, while the server is unavailable. Leaving the `with` block closes
+    the connection; contexts stay on the server.
     """
 
     def __init__(
@@ -111,7 +110,8 @@ class Client(Closeable):
             ttl_s: Seconds to live; `math.inf`, or None: for ever.
             sliding: Every use starts the time to live again; needs `ttl_s`.
             pin_s: Seconds to stay pinned; above 0, up to 10 years; needs `pinned`. None: until unpinned.
-            timeout_s: Deadline of each of the two calls, in seconds. None: the client's.
+            timeout_s: Deadline of each of the two calls, in seconds. None: the client's. After a fill that failed, the
+                new context is closed, for which the error waits 5 seconds at most.
         """
         request = requests.build_request(
             context_service_pb2.CreateContextRequest,
@@ -143,8 +143,7 @@ class Client(Closeable):
         except GeneratorExit:  # the caller is gone: there is no one to close it for
             raise
         except BaseException:
-            with contextlib.suppress(JaxctxError):
-                context.close()
+            close_all([context])
             raise
         return context
 
@@ -628,7 +627,7 @@ class Client(Closeable):
         return [convert.adapter_from_proto(adapter) for adapter in response.adapters]
 
     def close(self) -> None:
-        """Close the connection; calls under way end with Cancelled."""
+        """Close the connection. Calls under way end with Cancelled, later ones raise FailedPrecondition."""
         self._channel.close()
 
     def _context(self, info: ContextInfo) -> Context:

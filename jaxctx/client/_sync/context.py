@@ -35,6 +35,7 @@ from jaxctx.v1 import context_service_pb2, snapshot_service_pb2
 # A writer that was cancelled releases its context within one step of the engine; until then the context is BUSY. So the
 # operation after one that was cut short first polls the state, with these pauses, until it is not BUSY.
 IDLE_POLL_PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+CLOSE_TIMEOUT_S = 5.0  # for closing contexts of an operation that failed, whose caller waits for its error
 
 
 class Context(Closeable):
@@ -155,7 +156,8 @@ class Context(Closeable):
         """Continue the context; iterate over the pieces. Leaving the iteration early cancels the rest.
 
         With n > 1 this context is flushed and forked; pieces of the n outputs interleave and `piece.context` is the
-        output's fork, which the caller closes.
+        output's fork, which the caller closes. When the iteration is left early or fails, the server closes the forks
+        of outputs that have not ended, and those whose output came to its end stay.
         """
         request = requests.build_request(
             context_service_pb2.GenerateRequest,
@@ -172,11 +174,18 @@ class Context(Closeable):
     def completions(
         self, n: int, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> list[Completion[Context]]:
-        """n outputs in the order of their indices, each in a fork of its own if n > 1."""
+        """n outputs in the order of their indices, each in a fork of its own if n > 1. After an error no fork stays."""
         pieces: dict[int, list[Piece[Context]]] = defaultdict(list)
-        for piece in self.generate(n=n, timeout_s=timeout_s, **options):
-            pieces[piece.index].append(piece)
-        return [join_pieces(index, pieces[index]) for index in range(n)]
+        try:
+            for piece in self.generate(n=n, timeout_s=timeout_s, **options):
+                pieces[piece.index].append(piece)
+            return [join_pieces(index, pieces[index]) for index in range(n)]
+        except GeneratorExit:  # the caller is gone: there is no one to close them for
+            raise
+        except BaseException:
+            last_pieces = [each[-1] for each in pieces.values()]
+            close_all([last.context for last in last_pieces if n > 1 and last.finish is not None])
+            raise
 
     def forward(
         self,
@@ -555,3 +564,11 @@ class Stream(Iterator[Piece[Context]]):
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at the interpreter's end, gRPC or the event loop may be gone before us
             self.close()
+
+
+def close_all(contexts: Sequence[Context]) -> None:
+    """Close contexts that no caller has heard of. What cannot be closed within CLOSE_TIMEOUT_S stays."""
+    deadline = Deadline(CLOSE_TIMEOUT_S)
+    for context in contexts:
+        with contextlib.suppress(JaxctxError):
+            context.close(timeout_s=deadline.remaining_s())

@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxctx.engine.adapters.table import AdapterTable, LoadedAdapter
-from jaxctx.engine.core.step_loop import StepLoop
+from jaxctx.engine.core.step_loop import StepLoop, engine_stopped
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.errors import Cancelled
 from jaxctx.model.adapters import Adapter, adapter_parameters, read_adapter
@@ -39,20 +39,33 @@ class AdapterLoader:
         self._table = table
         self._loop = loop
         self._thread = ThreadPoolExecutor(1, "jaxctx-adapters")
+        self._stopped = False
+        self._submitting = threading.Lock()  # so that nothing is submitted after the stop
 
     def submit(self, name: str, directory: Path, cancelled: threading.Event) -> "Future[AdapterInfo]":
         """Load the PEFT directory as `name`, once earlier loads are done.
 
         The result raises CheckpointError, ResourceExhausted (ADAPTER_SLOTS), Cancelled if `cancelled` is set before the
         end; then nothing has changed.
+
+        Raises Unavailable (NOT_SERVING) after `stop`; so do the results of loads that had not begun then.
         """
-        return self._thread.submit(self._load, name, directory, cancelled)
+        with self._submitting:
+            self._raise_if_stopped()
+            return self._thread.submit(self._load, name, directory, cancelled)
 
     def stop(self) -> None:
-        """End the thread, and what it loads."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Begin no load any more; the one under way ends when the step thread has stopped. Does not wait for that."""
+        with self._submitting:
+            self._stopped = True
+            self._thread.shutdown(wait=False)
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped:
+            raise engine_stopped()
 
     def _load(self, name: str, directory: Path, cancelled: threading.Event) -> AdapterInfo:
+        self._raise_if_stopped()
         adapter = read_adapter(directory, self._model)
         loaded, contents = self._on_step_thread(partial(self._begin, name, adapter))
         try:

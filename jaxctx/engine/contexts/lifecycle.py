@@ -5,11 +5,11 @@ change, and if the context is pinned, its pages are charged to its tenant. `expi
 other operation can find them.
 
 A sliding time to live starts again with each use: an operation that changes a context's tokens or pages, computes,
-forks or saves it. A writer is a use as long as it runs. Reading a context or changing its settings is no use. Called on
-the step thread.
+forks or saves it. A writer is a use as long as it runs, and so is a call that holds the context until it has forked it.
+Reading a context or changing its settings is no use. Called on the step thread.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
 from jaxctx.cache.context_cache import Context, ContextCache
@@ -33,6 +33,7 @@ class ContextLifecycle:
         self.clock = clock
         self.watches: defaultdict[str, set[Watch]] = defaultdict(set)  # the readers of changes, by tenant
         self.expired = 0  # contexts that expired, in total
+        self.held: Counter[Context] = Counter()  # contexts that calls are about to fork, and by how many
         self._cache = cache
         self._scheduler = scheduler
         self._pin_ends: DeadlineQueue[Context] = DeadlineQueue()
@@ -58,6 +59,22 @@ class ContextLifecycle:
     def remove_watch(self, watch: Watch) -> None:
         """Forget a watch, if it was ever added."""
         self.watches[watch.tenant].discard(watch)
+
+    def has_writer(self, context: Context) -> bool:
+        """Whether the context has a writer: a request, or a call that holds it."""
+        return context in self.held or self._scheduler.writer_of(context) is not None
+
+    def hold(self, context: Context) -> None:
+        """Keep the context's tokens as they are, for a call that is going to fork it: nobody may write to it."""
+        self.held[context] += 1
+
+    def release(self, context: Context) -> None:
+        """End a hold. The context may be closed."""
+        self.held[context] -= 1
+        if not self.held[context]:
+            del self.held[context]
+        if not context.closed:
+            self.notify_changed(context)
 
     def wake_watches(self) -> None:
         """Wake all watches, so that their readers see that the engine stops."""
@@ -144,7 +161,7 @@ class ContextLifecycle:
         """Close expired contexts and end expired pins; returns seconds until the next may expire."""
         now = self.clock()
         for context in self._cache.lifetimes.due(now):
-            if context.lifetime.sliding and self._scheduler.writer_of(context) is not None:
+            if context.lifetime.sliding and self.has_writer(context):
                 self._cache.set_lifetime(context, context.lifetime.anew(now))
             else:
                 self.close(context, ContextChange.EXPIRED, context_expired(context.id))

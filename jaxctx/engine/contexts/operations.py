@@ -152,11 +152,25 @@ class ContextOperations:
     # Changes. Each returns the context as it is afterwards.
 
     def writable(self, caller: Caller, context_id: str) -> Context:
-        """The context, if nobody writes to it: NotFound, or Aborted (CONTEXT_BUSY). Counts as a use."""
+        """The context, if nobody writes to it or holds it: NotFound, or Aborted (CONTEXT_BUSY). Counts as a use."""
         context = self.cache.get(caller.tenant, context_id)
-        if self.scheduler.writer_of(context) is not None:
-            raise Aborted("another operation is writing to this context", reason="CONTEXT_BUSY", retry_after_s=0.1)
+        if self.lifecycle.has_writer(context):
+            raise _context_busy()
         self.cache.touch(context)
+        return context
+
+    def hold(self, caller: Caller, context_id: str) -> Context:
+        """The context, for a call that is going to flush and then fork it. Until the call ends its hold with
+        `ContextLifecycle.release`, nobody else may write to the context.
+
+        Calls that have nothing to flush may hold one context together. Raises NotFound, Aborted (CONTEXT_BUSY).
+        """
+        context = self.cache.get(caller.tenant, context_id)
+        is_held = self.lifecycle.has_writer(context)
+        if self.scheduler.writer_of(context) is not None or (is_held and context.buffered_tokens):
+            raise _context_busy()
+        self.cache.touch(context)
+        self.lifecycle.hold(context)
         return context
 
     def truncate(self, caller: Caller, context_id: str, tokens: int) -> ContextInfo:
@@ -264,7 +278,7 @@ class ContextOperations:
 
     def describe(self, context: Context) -> ContextInfo:
         """A context's counters and settings as plain data."""
-        return context_info(context, model_id=self.model_id, has_writer=self.scheduler.writer_of(context) is not None)
+        return context_info(context, model_id=self.model_id, has_writer=self.lifecycle.has_writer(context))
 
     def inspect(
         self,
@@ -382,6 +396,10 @@ class ContextOperations:
                 kept[context] = None
         held = audit.count_held_pages(context for context in kept if not context.suspended)
         return held + self.scheduler.pages_reserved_for(tenant)
+
+
+def _context_busy() -> Aborted:
+    return Aborted("another operation is writing to this context", reason="CONTEXT_BUSY", retry_after_s=0.1)
 
 
 def _tier(entry: TierEntry) -> Tier:

@@ -139,6 +139,18 @@ class EngineCore:
             return FillResult(resident=0, restored=0, computed=0, context=self.contexts.describe(context))
         return self._submit(Request(context, caller, reply, appended_tokens=len(tokens)))
 
+    def hold(self, caller: Caller, context_id: str) -> Context:
+        """The context that a generation is going to flush and fork; see `ContextOperations.hold`."""
+        self.raise_if_draining()
+        return self.contexts.hold(caller, context_id)
+
+    def flush_held(self, caller: Caller, context: Context, reply: ResultFuture) -> Request | None:
+        """Compute what is buffered of a context that the caller holds. None if there is nothing to compute."""
+        if not context.buffered_tokens:
+            self.lifecycle.notify_changed(context)
+            return None
+        return self._submit(Request(context, caller, reply))
+
     def output_so_far(self, caller: Caller, request: GenerateRequest) -> tuple[list[int], list[int]]:
         """For an output that is resumed: the last tokens before it, and the tokens that it has."""
         context = self._context_to_generate(caller, request, request.context_id)
@@ -250,6 +262,10 @@ class EngineCore:
     def has_requests(self) -> bool:
         """Whether any request has not ended."""
         return len(self.scheduler.requests()) > 0
+
+    def has_work(self) -> bool:
+        """Whether any request has not ended, or an accepted call is still to make some."""
+        return self.has_requests() or len(self.lifecycle.held) > 0
 
     # How requests end.
 

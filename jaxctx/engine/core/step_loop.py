@@ -113,7 +113,7 @@ class StepLoop:
 
     def _raise_if_stopped(self) -> None:
         if self._stopping:
-            raise Unavailable("the server has stopped", reason="NOT_SERVING", retry_after_s=1.0)
+            raise engine_stopped()
 
     # The step thread.
 
@@ -216,6 +216,11 @@ class _SubmitCommand:
         """On the step thread: end the request, if one was submitted."""
         if self._request is not None:
             self._loop.core.end(self._request)
+
+
+def engine_stopped() -> Unavailable:
+    """The error of calls that an engine does not take any more."""
+    return Unavailable("the server has stopped", reason="NOT_SERVING", retry_after_s=1.0)
 
 
 def _do_nothing() -> None:

@@ -27,12 +27,11 @@ class Publications:
     quotas: Quotas
     new_id: Callable[[], str]
 
-    def publish(self, caller: Caller, context_id: str, settings: RetentionUpdate) -> Publication:
-        """Publish the committed pages of a context that is not suspended.
+    def publish(self, caller: Caller, context: Context, settings: RetentionUpdate) -> Publication:
+        """Publish the committed pages of a context that is not suspended: one of the caller's, or a hidden fork of one.
 
         Raises FailedPrecondition if there are none, ResourceExhausted (PIN_BUDGET, OUT_OF_PAGES).
         """
-        context = self.cache.get(caller.tenant, context_id)
         pages = context.committed_pages
         if not pages:
             raise FailedPrecondition("the context has no full page to publish")

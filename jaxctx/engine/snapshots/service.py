@@ -155,14 +155,34 @@ class SnapshotService:
     # Publications.
 
     async def publish(self, caller: Caller, context_id: str, settings: RetentionUpdate) -> Publication:
-        context = await self._loop.call(self._core.cache.get, caller.tenant, context_id)
-        if context.suspended:
-            await self._opener.resume(caller, context)
-        publishing = self._loop.call(self._publications.publish, caller, context_id, settings)
-        return await complete_or_undo(publishing, partial(self._unpublish, caller))
+        undo = partial(self._unpublish, caller)
+        hidden: list[Context] = []
 
-    def _unpublish(self, caller: Caller, made: Publication) -> None:
-        """End a publication whose caller has gone without hearing of it."""
+        def publish_or_fork() -> Publication | None:
+            """On the step thread. A suspended context gives None; `hidden` gets a fork of it.
+
+            The context itself could be suspended again between its return and the next command; the fork cannot.
+            """
+            context = self._core.cache.get(caller.tenant, context_id)
+            if context.suspended:
+                hidden.append(self._contexts.fork_hidden(caller, context_id))
+                return None
+            return self._publications.publish(caller, context, settings)
+
+        try:
+            published = await complete_or_undo(self._loop.call(publish_or_fork), undo)
+            if published is None:
+                await self._opener.resume(caller, hidden[0])
+                publishing = self._loop.call(self._publications.publish, caller, hidden[0], settings)
+                published = await complete_or_undo(publishing, undo)
+            return published
+        finally:
+            self._loop.post_if_running(partial(self._contexts.discard, hidden))
+
+    def _unpublish(self, caller: Caller, made: Publication | None) -> None:
+        """End a publication, if it was made, whose caller has gone without hearing of it."""
+        if made is None:
+            return
 
         def end() -> None:
             with suppress(NotFound):  # it may be over

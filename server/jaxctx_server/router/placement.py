@@ -37,6 +37,7 @@ class Placement:
 
     handle: EngineHandle
     created: pb.CreateContextRequest | None = None  # the request that created it, while there was no other one for it
+    adapter_revision: str = ""  # the content of its adapter, as of the last response; empty: none, or not known
     moving: asyncio.Task[Any] | None = None  # the task that moves it to another engine, or has moved it
 
 
@@ -70,7 +71,8 @@ class PlacementTable:
     ) -> None:
         """Remember that the context of a response is on this engine. `created`: the request that just created it."""
         if context.context_id:
-            self._placements[ContextKey(tenant, context.context_id)] = Placement(handle, created)
+            placement = Placement(handle, created, context.adapter_revision)
+            self._placements[ContextKey(tenant, context.context_id)] = placement
             while len(self._placements) > MAX_PLACEMENTS:
                 self._placements.popitem(last=False)
 

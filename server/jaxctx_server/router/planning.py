@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from jaxctx.engine.interface import Caller
-from jaxctx.errors import AlreadyExists, JaxctxError
+from jaxctx.errors import AlreadyExists, JaxctxError, NotFound
 from jaxctx.programs.engine_registry import EngineHandle
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx_server.router.engines import RouterEngines, remote_engine
@@ -46,38 +46,62 @@ class Planner:
         created = placement.created
         if created is None or placement.moving is not None:
             return
-        if len(self._engines.by_load(created.adapter or created.model_id)) < 2:
+        if not self._may_move(placement, created):
             return
         placement.moving = asyncio.create_task(self._move_empty(placement, created, fill, caller))
+
+    def _may_move(self, placement: Placement, created: pb.CreateContextRequest) -> bool:
+        """Whether another engine could make the context as it is."""
+        try:
+            handles = self._engines.by_load(created.adapter or created.model_id)
+        except NotFound:  # its adapter is loaded nowhere any more: only where it is does it go on with that
+            return False
+        return any(handle is not placement.handle and _makes_equal(handle, placement, created) for handle in handles)
 
     async def _move_empty(
         self, placement: Placement, created: pb.CreateContextRequest, fill: pb.FillRequest, caller: Caller
     ) -> None:
         """Make an empty context anew on the engine that has the least to do for its first fill.
 
-        If anything fails it stays where it is, and none of its id stays elsewhere. The deadline of the fill does not
-        matter here.
+        If anything fails it stays where it is, and none of its id stays elsewhere. So it does if the new one has
+        another adapter: the name may have got other content since the context was created, on some engines before
+        others. The deadline of the fill does not matter here.
         """
         with suppress(JaxctxError):
             plan_caller = replace(caller, deadline=self._clock() + PLAN_TIMEOUT_S)
             plans = await self.plans(plan_caller, plan_of_first_fill(created, fill))
-            best = next(iter(plans), placement.handle)
-            if best is not placement.handle:
-                await self._create_on(best, created, caller)
-                old, placement.handle = placement.handle, best
-                await self._leftovers.close(ContextKey(caller.tenant, created.context_id), old)
+            old = placement.handle
+            best = next((each for each in plans if each is old or _makes_equal(each, placement, created)), old)
+            if best is old:
+                return
+            if await self._create_on(best, created, caller) == placement.adapter_revision:
+                left_on, placement.handle = old, best
+            else:
+                left_on = best
+            await self._leftovers.close(ContextKey(caller.tenant, created.context_id), left_on)
 
-    async def _create_on(self, handle: EngineHandle, created: pb.CreateContextRequest, caller: Caller) -> None:
-        """Make a context on an engine, or have none there. Raises the engine's error."""
+    async def _create_on(self, handle: EngineHandle, created: pb.CreateContextRequest, caller: Caller) -> str:
+        """Make a context on an engine, or have none there. Returns the content of its adapter ("": it has none).
+
+        Raises the engine's error.
+        """
         engine = remote_engine(handle)
         move_caller = replace(caller, deadline=self._clock() + RECREATE_TIMEOUT_S)
         try:
-            await engine.call(engine.contexts.CreateContext, move_caller, created)
+            response = await engine.call(engine.contexts.CreateContext, move_caller, created)
+            return response.context.adapter_revision
         except AlreadyExists:  # one that this did not make
             raise
         except BaseException:  # the engine may have made it all the same
             self._leftovers.close_later(ContextKey(caller.tenant, created.context_id), handle)
             raise
+
+
+def _makes_equal(handle: EngineHandle, placement: Placement, created: pb.CreateContextRequest) -> bool:
+    """Whether a context that an engine makes by the same request has the same adapter content, as far as is known."""
+    if not placement.adapter_revision:
+        return True
+    return handle.engine.adapter_revisions.get(created.adapter or created.model_id) == placement.adapter_revision
 
 
 def plan_order(planned: tuple[EngineHandle, pb.PlanResponse]) -> tuple[bool, bool, int, float]:

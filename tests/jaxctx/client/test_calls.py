@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxctx import errors
-from jaxctx.client.calls import CALL_CANCELLED, Deadline, raise_if_closed
+from jaxctx.client.calls import CALL_CANCELLED, MAX_TIMEOUT_S, Deadline, grpc_timeout_s, raise_if_closed
 
 
 async def told(call: Awaitable[Any]) -> Any:
@@ -54,5 +55,13 @@ def test_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert deadline.at_most_s(0.5) == 0.0
     with pytest.raises(errors.DeadlineExceeded):
         deadline.remaining_s()
-    endless = Deadline(None)
-    assert (endless.remaining_s(), endless.at_most_s(0.5)) == (None, 0.5)
+    for endless in (Deadline(None), Deadline(math.inf)):
+        assert (endless.remaining_s(), endless.at_most_s(0.5)) == (math.inf, 0.5)
+
+
+def test_timeouts_as_grpc_takes_them() -> None:
+    for given, taken in ((None, None), (math.inf, None), (0.0, 0.0), (2.5, 2.5), (1e10, MAX_TIMEOUT_S), (-1.0, -1.0)):
+        assert grpc_timeout_s(given) == taken
+    with pytest.raises(errors.InvalidArgument) as raised:
+        grpc_timeout_s(math.nan)
+    assert [each.field for each in raised.value.violations] == ["timeout_s"]

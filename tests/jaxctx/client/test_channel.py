@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,54 @@ async def test_deadlines(either: Any, serving: Any) -> None:
     with pytest.raises(errors.DeadlineExceeded):
         await either(context.refresh())
     assert (await either(context.refresh(timeout_s=10.0))).seq_len == 0
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e10, 1e300])
+async def test_deadlines_that_are_none(either: Any, serving: Any, timeout_s: float) -> None:
+    of_client = either.client(serving.target, timeout_s=timeout_s)
+    of_each_call = either.client(serving.target)
+    for client, own in ((of_client, None), (of_each_call, timeout_s)):
+        context = await either(client.create("hello", timeout_s=own))
+        assert str(await either(context.complete(timeout_s=own))) == "abcdef"
+        assert (await either(client.plan("hello", timeout_s=own))).tokens == 5
+
+
+async def test_a_deadline_that_is_no_number(either: Any, client: Any, fake: Any) -> None:
+    with pytest.raises(errors.InvalidArgument, match="timeout_s"):
+        await either(client.create("hello", timeout_s=math.nan))
+    assert not fake.contexts
+    with pytest.raises(errors.InvalidArgument, match="timeout_s"):
+        either.client("127.0.0.1:1", timeout_s=math.nan)
+
+
+async def test_calls_of_a_closed_client(either: Any, client: Any, fake: Any) -> None:
+    context = await either(client.create("hello"))
+    await either(client.close())
+    await either(client.close())
+    calls: list[Callable[[], Any]] = [
+        lambda: either(client.plan("hello")),
+        lambda: either(context.complete()),
+        lambda: either(context.close()),
+        lambda: either.list(client.watch()),
+    ]
+    for call in calls:
+        with pytest.raises(errors.FailedPrecondition, match="closed"):
+            await call()
+    assert not await either.exit(context, KeyError("of the block")), "which goes on"
+    with pytest.raises(errors.FailedPrecondition):
+        await either.exit(context)
+
+
+def test_a_client_that_another_thread_closes_at_that_moment(serving: Any) -> None:
+    client = jaxctx.Client(serving.target)
+    channel: Any = client._channel
+
+    def method(request: Any, **_: Any) -> Any:
+        channel.close()
+        raise ValueError("Cannot invoke RPC on closed channel!")
+
+    with pytest.raises(errors.FailedPrecondition, match="closed"):
+        channel.start(method, None, None)
 
 
 async def test_a_stream_that_is_read_ends_with_cancelled_when_the_client_is_closed(serving: Any) -> None:

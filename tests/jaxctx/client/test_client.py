@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 import jaxctx
+import jaxctx.client._sync.context
+import jaxctx.client.context
 from jaxctx import errors
 from jaxctx.v1 import context_service_pb2 as pb
 from jaxctx.v1 import snapshot_service_pb2
@@ -52,6 +55,29 @@ async def test_a_create_whose_fill_fails_leaves_nothing(either: Any, client: Any
     assert raised.value.retry_after_s == 2.0
     assert fake.contexts == {}
     assert len(fake.requests["CloseContext"]) == 1
+
+
+async def test_a_create_whose_fill_fails_does_not_wait_for_a_server_that_does_not_answer(
+    either: Any, client: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (jaxctx.client.context, jaxctx.client._sync.context):
+        monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.1)
+    may_go_on, went_on, context_message = threading.Event(), threading.Event(), fake.context_message
+
+    def context_message_after_a_pause(context_id: str) -> Any:
+        if fake.requests["CloseContext"]:
+            may_go_on.wait(30)
+            went_on.set()
+        return context_message(context_id)
+
+    fake.context_message = context_message_after_a_pause
+    fake.fail_before["Fill"] = [errors.ResourceExhausted("full")]
+    try:
+        with pytest.raises(errors.ResourceExhausted):
+            await either(client.create("hello", timeout_s=10.0))
+        assert not went_on.is_set()
+    finally:
+        may_go_on.set()
 
 
 async def test_open_list_refresh(either: Any, client: Any, fake: Any) -> None:

@@ -86,6 +86,22 @@ async def test_a_stream_without_an_end_is_no_completion(either: Any, client: Any
         await either(context.complete())
 
 
+async def test_completions_that_fail_leave_no_fork(either: Any, client: Any, fake: Any) -> None:
+    context = await either(client.create("hello"))
+    complete_last_response = fake.complete_last_response
+
+    def fail_at_the_second(response: Any, *arguments: Any) -> None:
+        if response.index == 1:
+            raise RuntimeError("the server cannot go on")
+        complete_last_response(response, *arguments)
+
+    fake.complete_last_response = fail_at_the_second
+    with pytest.raises(errors.JaxctxError):
+        await either(context.completions(2))
+    assert f"{context.id}-fork0" not in fake.contexts, "its output had come to its end"
+    assert context.id in fake.contexts
+
+
 async def test_options_reach_the_server_and_unset_ones_stay_unset(either: Any, client: Any, fake: Any) -> None:
     context = await either(client.create("hello"))
     await either(context.complete())

@@ -9,7 +9,14 @@ from jaxctx.engine.config import EngineConfig
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import Cancelled, DeadlineExceeded, JaxctxError, NotFound, ResourceExhausted, Unavailable
-from jaxctx.types import CreateContextRequest, ForwardOutputParams, ForwardRequest, GenerateRequest, SamplingParams
+from jaxctx.types import (
+    ContextState,
+    CreateContextRequest,
+    ForwardOutputParams,
+    ForwardRequest,
+    GenerateRequest,
+    SamplingParams,
+)
 from tests.echo import echo_next
 from tests.engines import context_info, tokens_of
 
@@ -174,6 +181,40 @@ async def test_leaving_a_request_for_many_outputs_closes_its_forks(engine: Local
     await stream.aclose()
     await until(engine, 0, 0)
     assert [info.context_id for info in await engine.list(ME)] == [context_id]
+
+
+async def test_forks_of_outputs_that_were_read_to_their_end_stay(engine: LocalEngine) -> None:
+    context_id = await filled(engine, [1] * 20)
+    stream = engine.generate(ME, GenerateRequest(context_id=context_id, max_tokens=4, n=2, sampling=GREEDY))
+    forks: list[str] = []
+    while len(forks) < 2:
+        piece = await anext(stream)
+        if piece.finish is not None:
+            forks.append(piece.context_id)
+    await stream.aclose()
+    for fork in forks:
+        assert await tokens_of(engine, fork) == [1] * 20 + oracle([1] * 20, 4)
+
+
+async def test_a_fork_whose_output_was_read_stays_when_another_output_fails(make_engine) -> None:
+    engine = make_engine(replace(CONFIG, stream_buffer=2))  # no output gets far ahead of the reader
+    context_id = await filled(engine, [1] * 20)
+    request = GenerateRequest(context_id=context_id, max_tokens=60, n=2, sampling=SamplingParams(seed=5))
+    drawn: dict[int, list[int]] = {0: [], 1: []}
+    async for piece in engine.generate(ME, request):
+        drawn[piece.index] += piece.token_ids
+    stop = next(token for token in drawn[0] if token not in drawn[1])
+    read: list[int] = []
+    ended = ""
+    with pytest.raises(Cancelled):
+        async for piece in engine.generate(ME, replace(request, max_tokens=900, stop_token_ids=(stop,))):
+            if piece.index == 0:
+                read += piece.token_ids
+            if piece.finish is not None:
+                ended = piece.context_id
+                (running,) = [info.context_id for info in await engine.list(ME) if info.state is ContextState.BUSY]
+                await engine.close(ME, running)
+    assert await tokens_of(engine, ended) == [1] * 20 + read
 
 
 async def test_higher_priority_preempts_and_the_preempted_resumes_exactly(make_engine) -> None:

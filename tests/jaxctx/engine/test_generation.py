@@ -3,14 +3,22 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from jaxctx.engine import engine as engine_module
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
-from jaxctx.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
-from jaxctx.types import CreateContextRequest, FinishReason, GeneratePiece, GenerateRequest, SamplingParams
+from jaxctx.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, OutOfRange, ResourceExhausted
+from jaxctx.types import (
+    ContextState,
+    CreateContextRequest,
+    FinishReason,
+    GeneratePiece,
+    GenerateRequest,
+    SamplingParams,
+)
 from tests.echo import EOS_ID, echo_next
 from tests.engines import SMALL, MakeEngine, context_info, tokens_of
 from tests.jaxctx.engine.echo_generation import GREEDY, ME, PROMPTS, collect, fresh, greedy, oracle
@@ -234,6 +242,14 @@ class TestForksWithoutPages:
         context_id = await fresh(engine, PROMPTS[17])
         return GenerateRequest(context_id=context_id, max_tokens=20, sampling=GREEDY, n=3)
 
+    @staticmethod
+    async def until_busy(engine: LocalEngine, context_id: str) -> None:
+        for _ in range(500):
+            if (await context_info(engine, ME, context_id)).state is ContextState.BUSY:
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("no writer has the context")
+
     async def test_they_wait_for_them(self, engine: LocalEngine, running: AsyncIterator[GeneratePiece]) -> None:
         waiting = asyncio.create_task(collect(engine, await self.of_three(engine)))
         await asyncio.sleep(0.1)
@@ -244,16 +260,81 @@ class TestForksWithoutPages:
             tokens = [token for piece in pieces if piece.index == index for token in piece.token_ids]
             assert tokens == oracle(PROMPTS[17], 20)
 
+    async def test_nobody_writes_to_the_context_meanwhile(
+        self, engine: LocalEngine, running: AsyncIterator[GeneratePiece]
+    ) -> None:
+        request = await self.of_three(engine)
+        waiting = asyncio.create_task(collect(engine, request))
+        await self.until_busy(engine, request.context_id)
+        for write in (
+            engine.rewind(ME, request.context_id, 3),
+            engine.fill(ME, request.context_id, [1]),
+            engine.truncate(ME, request.context_id, 1),
+            collect(engine, replace(request, n=1)),
+        ):
+            with pytest.raises(Aborted) as refused:
+                await write
+            assert (refused.value.reason, refused.value.retry_after_s) == ("CONTEXT_BUSY", 0.1)
+        also_waiting = asyncio.create_task(collect(engine, request))  # it changes nothing either
+        await running.aclose()  # type: ignore[attr-defined]
+        for pieces in (await waiting, await also_waiting):
+            for index in range(3):
+                tokens = [token for piece in pieces if piece.index == index for token in piece.token_ids]
+                assert tokens == oracle(PROMPTS[17], 20)
+        assert (await engine.rewind(ME, request.context_id, 3)).state is ContextState.IDLE
+
+    async def test_the_context_may_be_closed_meanwhile(
+        self, engine: LocalEngine, running: AsyncIterator[GeneratePiece]
+    ) -> None:
+        request = await self.of_three(engine)
+        waiting = asyncio.create_task(collect(engine, request))
+        await self.until_busy(engine, request.context_id)
+        await engine.close(ME, request.context_id)
+        await engine.create(ME, CreateContextRequest(context_id=request.context_id))
+        await engine.fill(ME, request.context_id, PROMPTS[1])
+        await running.aclose()  # type: ignore[attr-defined]
+        with pytest.raises(NotFound):
+            await waiting
+
+    async def test_a_drain_waits_for_them(
+        self, engine: LocalEngine, running: AsyncIterator[GeneratePiece], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        request = await self.of_three(engine)
+        # Their turn to ask again never comes before this test gives it: all the time only the call itself waits.
+        asked, ask_again = asyncio.Event(), asyncio.Event()
+        ask = engine._page_waits.ask
+
+        async def ask_when_told(tenant: str, question: Any, give_up_at: float) -> object:
+            asked.set()
+            await ask_again.wait()
+            return await ask(tenant, question, give_up_at)
+
+        monkeypatch.setattr(engine._page_waits, "ask", ask_when_told)
+        waiting = asyncio.create_task(collect(engine, request))
+        await asked.wait()
+        await running.aclose()  # type: ignore[attr-defined]
+        draining = asyncio.create_task(engine.drain())
+        for _ in range(20):  # as often as a drain that does not wait would take to see that no request runs
+            await engine.stats()
+            await asyncio.sleep(0)
+        assert not draining.done()
+        ask_again.set()
+        await draining
+        assert len({piece.index for piece in await waiting if piece.finish}) == 3
+
     async def test_who_leaves_meanwhile_leaves_nothing(
         self, engine: LocalEngine, running: AsyncIterator[GeneratePiece]
     ) -> None:
-        waiting = asyncio.create_task(collect(engine, await self.of_three(engine)))
-        await asyncio.sleep(0.05)
+        request = await self.of_three(engine)
+        waiting = asyncio.create_task(collect(engine, request))
+        await self.until_busy(engine, request.context_id)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         stats = await engine.stats()
         assert (stats.running, stats.waiting, stats.contexts) == (1, 0, 2)
+        states = [info.state for info in await engine.list(ME)]
+        assert sorted(state.value for state in states) == ["busy", "idle"]
 
     async def test_not_for_ever(
         self, engine: LocalEngine, running: AsyncIterator[GeneratePiece], monkeypatch: pytest.MonkeyPatch

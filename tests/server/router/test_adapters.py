@@ -96,6 +96,47 @@ async def test_a_first_fill_moves_a_context_only_to_where_its_adapter_is(router:
     assert [request.adapter for request in router.connections["b"].requests_of("Plan")] == ["sql"]
 
 
+async def create_with_sql(router: FakeRouter, **fields: str) -> Context:
+    """A context that was just made on the engine "a" with the adapter "sql" of content "1"; most is cached on "b"."""
+    await give(router, "a", sql="1")
+    created = await router.contexts.create_context(ALICE, pb.CreateContextRequest(**fields))  # type: ignore[arg-type]
+    assert (created.context.engine_id, created.context.adapter_revision) == ("a", "1")
+    router.connections["b"].responses["Plan"] = pb.PlanResponse(resident=100, pages_needed=1, pages_available=99)
+    return created.context
+
+
+async def fill_first(router: FakeRouter, context: Context) -> tuple[str, str]:
+    """The engine of a context after its first fill, and the content of its adapter there."""
+    filled = await router.contexts.fill(ALICE, pb.FillRequest(context_id=context.context_id, text="abcd"))
+    return filled.context.engine_id, filled.context.adapter_revision
+
+
+@pytest.mark.parametrize("field", ["adapter", "model_id"])
+async def test_a_first_fill_moves_a_context_only_to_where_its_adapter_has_the_same_content(
+    router: FakeRouter, field: str
+) -> None:
+    context = await create_with_sql(router, **{field: "sql"})
+    await give(router, "b", sql="2")  # an operator replaces it: one engine has it before the other
+    assert await fill_first(router, context) == ("a", "1")
+    await give(router, "b", sql="1")
+    assert await fill_first(router, await create_with_sql(router, **{field: "sql"})) == ("b", "1")
+
+
+async def test_a_first_fill_finds_an_adapter_that_was_replaced_just_now(router: FakeRouter) -> None:
+    context = await create_with_sql(router, adapter="sql")
+    await give(router, "b", sql="1")
+    router.connections["b"].fake.adapter_revisions["sql"] = "2"  # which the router does not know yet
+    assert await fill_first(router, context) == ("a", "1")
+    assert ("alice", context.context_id) not in router.connections["b"].fake.contexts
+
+
+async def test_a_first_fill_of_a_context_whose_adapter_is_loaded_nowhere_any_more(router: FakeRouter) -> None:
+    context = await create_with_sql(router, adapter="sql")
+    router.connections["a"].fake.adapter_revisions.clear()
+    await give(router, "a")
+    assert await fill_first(router, context) == ("a", "1")
+
+
 async def test_a_context_moves_only_to_an_engine_with_the_content_of_its_adapter(router: FakeRouter) -> None:
     await give(router, "a", sql="1")
     await give(router, "b", sql="2")

@@ -6,11 +6,13 @@ import itertools
 import json
 import random
 import shutil
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from jaxctx.engine.adapters import loading as loading_module
 from jaxctx.engine.engine import LocalEngine
 from jaxctx.engine.interface import Caller
 from jaxctx.errors import (
@@ -19,6 +21,7 @@ from jaxctx.errors import (
     InvalidArgument,
     NotFound,
     ResourceExhausted,
+    Unavailable,
 )
 from jaxctx.types import CreateContextRequest, OpenRequest, RetentionUpdate, SaveRequest
 from scripts.checkpoints import write_adapter
@@ -237,6 +240,28 @@ async def test_a_cancelled_load_loads_nothing(engine, monkeypatch, dense, adapte
     await engine.load_adapter(ME, "a1", "a1")
     context = await created(engine, "a1", PROMPT)
     assert await continued(engine, context, 8) == dense.greedy(adapter_dir / "a1", PROMPT, 8)
+
+
+async def test_loads_of_an_engine_that_stops_end_with_typed_errors(engine, monkeypatch, adapter_dir) -> None:
+    reached, go_on = asyncio.Event(), threading.Event()
+    loop, read_adapter = asyncio.get_running_loop(), loading_module.read_adapter
+
+    def slow(*arguments):
+        loop.call_soon_threadsafe(reached.set)
+        go_on.wait(60)
+        return read_adapter(*arguments)
+
+    monkeypatch.setattr(loading_module, "read_adapter", slow)
+    under_way = asyncio.create_task(engine.load_adapter(ME, "a1", "a1"))
+    await reached.wait()
+    behind = asyncio.wrap_future(engine._submit_load("a2", adapter_dir / "a2", threading.Event()))
+    await asyncio.to_thread(engine.stop)
+    late = asyncio.create_task(engine.load_adapter(ME, "a3", "a3"))
+    go_on.set()
+    for loading in (under_way, behind, late):
+        with pytest.raises(Unavailable) as raised:
+            await loading
+        assert (raised.value.reason, raised.value.retry_after_s) == ("NOT_SERVING", 1.0)
 
 
 async def test_contexts_of_other_tenants_and_ids(engine) -> None:

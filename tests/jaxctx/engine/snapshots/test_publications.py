@@ -79,6 +79,32 @@ async def test_a_suspended_context_comes_back_to_be_published(make_engine) -> No
     assert (await engine.publish(ME, context, RetentionUpdate())).pages == 2
 
 
+async def test_a_suspended_context_is_published_under_memory_pressure(make_engine, monkeypatch) -> None:
+    engine = make_engine(replace(SMALL, pages=16))
+    context, submit_request = await filled(engine, [5] * 40), engine.loop.submit_request
+
+    async def under_pressure(command: Any) -> Any:
+        """After every command all contexts are suspended that may be, as a large request of another would do it."""
+        result = await submit_request(command)
+
+        def suspend_all(_: object) -> None:
+            for victim in list(engine.core.cache.victims()):
+                engine.core.cache.suspend(victim)
+
+        await submit_request(suspend_all)
+        return result
+
+    monkeypatch.setattr(engine.loop, "submit_request", under_pressure)
+    await engine.stats()
+    assert engine.core.cache.get("me", context).suspended
+    published = await engine.publish(ME, context, RetentionUpdate())
+    assert (published.tokens, published.pages) == (32, 2)
+    monkeypatch.undo()
+    assert await resident(engine, [5] * 40, OTHER) == 32
+    stats = await engine.stats()
+    assert (stats.contexts, stats.pages_held) == (2, 2), "the context, which is still suspended, and the publication"
+
+
 async def test_a_publication_whose_caller_has_gone_ends(engine: LocalEngine, monkeypatch) -> None:
     context = await filled(engine, [5] * 40)
     begun, go_on, publish = threading.Event(), threading.Event(), Publications.publish
