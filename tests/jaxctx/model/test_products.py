@@ -154,6 +154,25 @@ def test_a_row_alone_on_cpus_with_vectors_of_any_length(
     np.testing.assert_allclose(product, want, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("expert", [None, 2])
+@pytest.mark.parametrize(("out", "inside"), [(40, 1536), (40, 96), (44, 1536), (8, 1040)])
+def test_a_long_row_alone_is_summed_in_parts(
+    monkeypatch: pytest.MonkeyPatch, out: int, inside: int, expert: int | None
+) -> None:
+    """Several parts, one, output channels that are not in whole groups, and a number of vectors with few divisors."""
+    monkeypatch.setattr(products, "LONG_ROW", 64)
+    monkeypatch.setattr(products, "INT8_SUMS", VectorSums(16, 32, 4))
+    rng = np.random.default_rng(out)
+    x = jnp.asarray(rng.normal(size=inside), "float32")
+    values = jnp.asarray(rng.integers(-127, 128, size=(3, out, inside)), "int8")
+    if expert is None:
+        product = jax.jit(lambda x, values: products.contract_one(x, values))(x, values[2])
+    else:
+        product = jax.jit(products.contract_one)(x, values, jnp.asarray(expert))
+    want = np.asarray(values[2], np.float64) @ np.asarray(x, np.float64)
+    np.testing.assert_allclose(product, want, rtol=1e-5, atol=1e-2)
+
+
 @pytest.mark.parametrize("out", [64, 128, 129, 191, 200])
 def test_blocks_cover_every_output_channel(monkeypatch: pytest.MonkeyPatch, out: int) -> None:
     """One block, several that are alike, and some of which the last one overlaps the one before."""
@@ -226,6 +245,17 @@ def test_devices_round_their_part_of_a_row(matmul_dtype: str, lost: float) -> No
     summed = jax.jit(lambda x, weight: project_and_sum(x, weight, mesh))(x, weight)
     exact = np.asarray(x, np.float64) @ meant.T
     assert np.linalg.norm(summed - exact) < lost * np.linalg.norm(exact)
+
+
+def test_long_rows_alone_are_summed_over_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of their sums is asked for by a layout, which has to hold within a device's part too."""
+    monkeypatch.setattr(products, "LONG_ROW", 64)
+    mesh = jax.make_mesh((1, 2), ("kv", "group"), axis_types=(AxisType.Auto,) * 2)
+    rng = np.random.default_rng(4)
+    x = jnp.asarray(rng.normal(size=(1, 2048)), jnp.float32)
+    weight, meant = quantized(rng, 40, 2048, "int8", "float32")
+    summed = jax.jit(lambda x, weight: project_and_sum(x, weight, mesh))(x, weight)
+    np.testing.assert_allclose(summed, np.asarray(x, np.float64) @ meant.T, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["bfloat16 of many rows", "int8 of few rows"])
