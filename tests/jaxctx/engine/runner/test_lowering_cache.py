@@ -17,6 +17,7 @@ from jaxctx.engine.runner.compiled_model import CompiledModel
 from jaxctx.engine.runner.lowering_cache import SOURCES, LoweringCache, _read
 from jaxctx.engine.runner.model_runner import ModelRunner
 from jaxctx.engine.runner.step import StepShape, write_metadata
+from jaxctx.model import products
 from jaxctx.model.config import ModelConfig
 from jaxctx.model.functional import abstract
 from jaxctx_kernels import Segment
@@ -94,6 +95,22 @@ def test_pages_and_state_are_updated_in_place(tmp_path: Path, small_sources: Pat
         found = cache.lower(model, shape).compile().memory_analysis()
         assert found.alias_size_in_bytes == wanted.alias_size_in_bytes > 0
         assert found.temp_size_in_bytes <= wanted.temp_size_in_bytes
+
+
+@pytest.mark.skipif(not products.SUMS_ARE_FAST, reason="rows are not summed in parts")
+def test_a_step_that_sums_long_rows_in_parts_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_sources: Path
+) -> None:
+    """JAX keeps no layout of a step by itself, as it promises nothing of it to other versions."""
+    monkeypatch.setattr(products, "LONG_ROW", TINY.ffn - 1)
+    model = CompiledModel(*abstract(TINY, "bfloat16", weights_dtype="int8"), CONFIG, jax.devices()[0])
+    shape = model.shapes[0]
+    assert shape.rows == 1
+    assert "LayoutConstraint" in model.export_step(shape).mlir_module()
+    cache = LoweringCache(tmp_path / "kept", [small_sources])
+    steps = [cache.lower(model, shape).compile() for _ in range(2)]  # traced, then read
+    assert len(entries(tmp_path / "kept")) == 1
+    assert steps[0].cost_analysis() == steps[1].cost_analysis()
 
 
 def test_other_code_sizes_and_types_are_other_entries(tmp_path: Path, small_sources: Path) -> None:
