@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whole steps of a model on the device found here, alone: milliseconds by what is in the batch.
 
-    scripts/bench_steps.py MODEL_DIR [--rounds N] [BATCH …]
+    scripts/bench_steps.py MODEL_DIR [--rounds N] [--matmul-dtype TYPE] [BATCH …]
 
 Each step is planned, dispatched and waited for, without a server around it; "nothing" attends to nothing, so it is the
 matrix products and what goes with them. Medians of the rounds, with the fastest; the batches take turns, so that
@@ -107,10 +107,11 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("batches", nargs="*")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--matmul-dtype", help="of weights of 8 bits (default: bfloat16)")
     options = parser.parse_args()
     if "GLIBC_TUNABLES" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"GLIBC_TUNABLES": MALLOC})
-    loaded = load_model(options.model, dtype="bfloat16")
+    loaded = load_model(options.model, dtype="bfloat16", matmul_dtype=options.matmul_dtype)
     config = EngineConfig(pages=4096, page_size=PAGE, max_context_tokens=16384)
     device = ModelRunner(loaded.model, loaded.params, config)
     device.compile()

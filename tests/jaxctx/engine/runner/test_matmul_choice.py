@@ -211,7 +211,9 @@ class TestNotMeasured:
         (None, "float32", "cpu", "8 bits"),
         ("int8", "float32", "gpu", "must be bfloat16"),
         ("int8", "int8", "tpu", "must be bfloat16"),
+        ("int8", "int16", "gpu", "must be bfloat16"),
         ("float8_e4m3fn", "int8", "cpu", "float8_e4m3fn"),
+        ("float8_e4m3fn", "int16", "cpu", "int16 needs weights of int8"),
     ],
 )
 def test_a_type_that_cannot_be(weights_dtype: str | None, wanted: str, platform: str, why: str) -> None:
