@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whole steps of a model on the device found here, alone: milliseconds by what is in the batch.
 
-    scripts/bench_steps.py MODEL_DIR [--rounds N] [--matmul-dtype TYPE] [BATCH …]
+    scripts/bench_steps.py MODEL_DIR [BATCH …] [--rounds N] [--matmul-dtype TYPE]
 
 Each step is planned, dispatched and waited for, without a server around it; "nothing" attends to nothing, so it is the
 matrix products and what goes with them. Medians of the rounds, with the fastest; the batches take turns, so that
